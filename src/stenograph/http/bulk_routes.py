@@ -24,8 +24,7 @@ from stenograph.http.session_routes import SessionRoutes, check_known, filter_of
 from stenograph.http.wire import ClientLink, ClosedStream, count_error, delivery_of, header_value, json_response
 from stenograph.offload.pool import INLINE_BELOW_BYTES
 from stenograph.session.selection import Listed, SessionFilter, SessionState, id_of, selected
-from stenograph.session.sessions import FORGOTTEN_TURNS
-from stenograph.session.shelf import ShelvedSession
+from stenograph.session.shelf import FORGOTTEN_TURNS, ShelvedSession
 
 log = logging.getLogger(__name__)
 

@@ -2,8 +2,14 @@
 
 import gc
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
+
+UNCOLLECTED_FROM_BYTES = 512 * 1024
+"""While there is work on this much input or more, no garbage is collected: its values are large, and go with it."""
 
 MOST_JOINED = 32
 """Overlapping uses of one pause: after so many the garbage collector runs, however many more there are."""
@@ -22,6 +28,17 @@ class CollectorPause:
 
     def __repr__(self) -> str:
         return f"<CollectorPause {self._num_inside} inside>"
+
+    def over(self, work: Callable[[], T], num_bytes: int) -> Callable[[], T]:
+        """Work on so much input, which pauses it if that is much."""
+        if num_bytes < UNCOLLECTED_FROM_BYTES:
+            return work
+
+        def paused() -> T:
+            with self.held():
+                return work()
+
+        return paused
 
     @contextmanager
     def held(self) -> Generator[None]:

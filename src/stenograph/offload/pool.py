@@ -17,9 +17,6 @@ INLINE_BELOW_BYTES = 4096
 """Work on less input than this runs on the loop: it takes half a millisecond, and a hop to a thread and back is not
 free either (docs/LOG.md, 2026-11-21)."""
 
-UNCOLLECTED_FROM_BYTES = 512 * 1024
-"""While there is work on this much input or more, no garbage is collected: its values are large, and go with it."""
-
 
 class CpuPool:
     """Runs functions on at most `num_workers` threads. Close it with `close`."""
@@ -40,16 +37,11 @@ class CpuPool:
         if num_bytes < INLINE_BELOW_BYTES:
             result = work()  # a coroutine turns StopIteration into RuntimeError by itself
         else:
-            result = await asyncio.get_running_loop().run_in_executor(self._executor, self._call, work, num_bytes)
+            work = self._pause.over(work, num_bytes)
+            result = await asyncio.get_running_loop().run_in_executor(self._executor, _without_stop, work)
         is_lazy = hasattr(result, "__next__") or hasattr(result, "__await__")
         assert not is_lazy, "a lazy result would leave its work to the loop"
         return result
-
-    def _call(self, work: Callable[[], T], num_bytes: int) -> T:
-        if num_bytes < UNCOLLECTED_FROM_BYTES:
-            return _without_stop(work)
-        with self._pause.held():
-            return _without_stop(work)
 
     def close(self) -> None:
         """Drop what has not begun and let the threads end."""

@@ -68,10 +68,8 @@ STOPPED = "stopped"
 """The status of a session that ends with the process."""
 
 
-def log_session_end(
-    session: Session, end: SessionEnd | str, *, age_s: float, num_tokens: Mapping[TokenFate, int]
-) -> None:
-    """Log a session that is gone; `end` is the reason, STOPPED if the process ends. `num_tokens` are its by fate."""
+def log_session_end(session: Session, end: SessionEnd | str, *, age_s: float, fates: Mapping[TokenFate, int]) -> None:
+    """Log a session that is gone; `end` is the reason, STOPPED if the process ends. `fates` are those of its tokens."""
     if log.isEnabledFor(logging.INFO):
         facts: dict[str, str | int | float | None] = {
             "session": session.id,
@@ -80,7 +78,7 @@ def log_session_end(
             "tokens": session.strands.num_tokens,
             "group": session.options.group,
             "verdict": NO_VERDICT if session.outcome is None else session.outcome.verdict.value,
-            **{f"{fate.value}_tokens": num for fate, num in num_tokens.items()},
+            **{f"{fate.value}_tokens": num for fate, num in fates.items()},
             "age_s": round(age_s, 3),
         }
         log.info(LogLine(event="session_end", facts=facts))

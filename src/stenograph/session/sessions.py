@@ -27,14 +27,11 @@ from stenograph.session.durable import keep_outcome
 from stenograph.session.journal import STOPPED, log_session_end, session_report
 from stenograph.session.looked import LookedSessions
 from stenograph.session.session import Session, SessionOptions
-from stenograph.session.shelf import Shelf, ShelvedSession
+from stenograph.session.shelf import FORGOTTEN_TURNS, Shelf, ShelvedSession
 from stenograph.trajectory.commits import RequestMark
 
 FILE_DIGITS = "00"
 """The beginning of the ids of sessions in the store, which names their file, where the server has one process."""
-
-FORGOTTEN_TURNS = 10_000
-"""Sessions are forgotten in one event-loop iteration until they had so many turns: each takes about a microsecond."""
 
 
 class Sessions:
@@ -234,26 +231,19 @@ class Sessions:
             self.get(after)
             ids = itertools.dropwhile(lambda id_: id_ != after, ids)
             next(ids)
-        live = (self._sessions[id_] for id_ in ids)
-        return list(itertools.islice(filter(self._is_shown, live), limit))
-
-    def _is_shown(self, session: Session) -> bool:
-        return not session.is_closing and not session.is_expired(self._clock.monotonic())
+        return [self._sessions[id_] for id_ in itertools.islice(filter(self.has, ids), limit)]
 
     def expire(self) -> int:
-        """Drop sessions that have been idle for longer than they may, until those that went had FORGOTTEN_TURNS.
-
-        Returns how many went. The others, which nobody finds any more, go with the next calls.
-        """
-        now = self._clock.monotonic()
-        num_dropped = num_turns = 0
-        for session in [one for one in self._sessions.values() if one.is_expired(now)]:
+        """Drop sessions that have been idle for longer than they may, until those had FORGOTTEN_TURNS; returns how many
+        were dropped. The others, which nobody finds any more, go with the next calls."""
+        now, num_turns = self._clock.monotonic(), 0
+        expired = [session for session in self._sessions.values() if session.is_expired(now)]
+        for num_dropped, session in enumerate(expired):
             if num_turns >= FORGOTTEN_TURNS:
-                break
-            num_dropped += 1
+                return num_dropped
             num_turns += 1 + session.strands.num_turns
             self._drop_expired(session)
-        return num_dropped
+        return len(expired)
 
     async def page_kept(self, *, limit: int, after: str | None) -> "list[Session | ShelvedSession]":
         """As `page`, with those in the store; one that is in memory is the live one."""
@@ -262,7 +252,7 @@ class Sessions:
         self.expire()
         found = await self.shelf.page(limit=limit, after=after)
         shown = [self._sessions.get(one.opened.session_id, one) for one in found]
-        return [one for one in shown if isinstance(one, ShelvedSession) or self._is_shown(one)]
+        return [one for one in shown if isinstance(one, ShelvedSession) or self.has(one.id)]
 
     async def expire_kept(self) -> None:
         """Delete sessions in the store that have been idle for longer than they may."""
@@ -287,7 +277,7 @@ class Sessions:
         """Log the end of each session that ends with the process."""
         now = self._clock.wall()
         for session in self._sessions.values():
-            log_session_end(session, STOPPED, age_s=now - session.created_at, num_tokens=session.num_tokens_by_fate())
+            log_session_end(session, STOPPED, age_s=now - session.created_at, fates=session.num_tokens_by_fate())
 
     def _drop_expired(self, session: Session) -> None:
         session.refuse_new()
@@ -316,7 +306,7 @@ class Sessions:
 
     def _tell_gone(self, session: Session, end: SessionEnd) -> None:
         report = session_report(session, end)
-        log_session_end(session, end, age_s=self._clock.wall() - session.created_at, num_tokens=report.num_tokens)
+        log_session_end(session, end, age_s=self._clock.wall() - session.created_at, fates=report.num_tokens)
         self._telemetry.session_ended(report)
 
     def _count_tokens(self, session: Session, num_tokens: int) -> None:

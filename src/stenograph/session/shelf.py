@@ -27,6 +27,9 @@ from stenograph.trajectory.matching import MATCHERS, Matcher
 EXPIRED_AT_ONCE = 100
 """Sessions that are looked for and deleted at once, when they have been idle for too long."""
 
+FORGOTTEN_TURNS = 10_000
+"""Sessions are forgotten in one event-loop iteration until they had so many turns: each takes about a microsecond."""
+
 READ_AT_ONCE_BYTES = 64 * 1024
 """Sessions of a list are read in one event-loop iteration until their openings, with all metadata, have this size."""
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from stenograph.offload.collector_pause import MOST_JOINED, CollectorPause
+from stenograph.offload.collector_pause import MOST_JOINED, UNCOLLECTED_FROM_BYTES, CollectorPause
 from stenograph.offload.memory import trim_memory, untrack
-from stenograph.offload.pool import UNCOLLECTED_FROM_BYTES, CpuPool
+from stenograph.offload.pool import CpuPool
 
 
 @dataclass(frozen=True)  # without slots, so that a weak reference can tell when it is freed

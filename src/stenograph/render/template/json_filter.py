@@ -7,7 +7,7 @@ from contextlib import suppress
 import msgspec
 
 _EXPONENT = re.compile(rb"[0-9]e-?[0-9]")
-"""How msgspec writes a float that Python writes otherwise: 1e16 is 1e+16 there."""
+"""A float that Python writes otherwise than msgspec: 1e16 is 1e+16 there."""
 
 
 def to_json(
