@@ -11,38 +11,15 @@ from itertools import chain
 from math import comb, fsum, hypot, sqrt
 from typing import TypedDict
 
-import msgspec
-
 from stenograph.core.json_types import Count
-from stenograph.core.outcome import RolloutVerdict, SessionOutcome
-from stenograph.session.session import Session
-from stenograph.session.shelf import ShelvedSession
-from stenograph.trajectory.turn import TurnStatus
+from stenograph.session.rollout_points import RolloutPoint, is_number
 
 MAX_POINTS = 20_000
 """Most sessions that are counted, the newest."""
 MAX_GROUPS = 500
 """Most groups that are told of by themselves, the newest."""
-MAX_NAME_CHARS = 200
 MAX_K = 64
 """The largest k of pass@k that is told; each is twice the one before."""
-
-
-class RolloutPoint(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A rollout of a group, as far as its figures go. `is_cut` and `version` are null of one that only the store has:
-    they stand in its turns, which are not read for this."""
-
-    group: str
-    step: str | None
-    opened_at: float
-    reward: float | None
-    has_failed: bool
-    is_busy: bool
-    num_turns: int
-    num_tokens: int
-    is_cut: bool | None
-    version: str | None
-    """The oldest version of the weights that sampled some of it."""
 
 
 class RolloutFigures(TypedDict):
@@ -102,56 +79,6 @@ class StepsView(TypedDict):
     num_left_out: Count
 
 
-def point_of(session: Session | ShelvedSession) -> RolloutPoint | None:
-    """A session as a rollout of its group; None if it has none."""
-    if isinstance(session, ShelvedSession):
-        opened, totals = session.opened, session.totals
-        group, metadata = opened.group, opened.metadata
-        sums = (opened.created_at, totals.num_turns, totals.num_tokens)
-        is_busy, is_cut, version = bool(session.is_busy), None, None
-    else:
-        group, metadata, nodes = session.options.group, session.options.metadata, session.nodes
-        sums = (session.created_at, session.strands.num_turns, session.strands.num_tokens)
-        is_busy, is_cut = session.is_busy, bool(nodes) and nodes[-1].turn.status is TurnStatus.TRUNCATED
-        version = _oldest(node.turn.sampled.oldest_version for node in nodes)
-    if group is None:
-        return None
-    return RolloutPoint(
-        group,
-        _step_of(metadata),
-        sums[0],
-        _reward_of(session.outcome),
-        session.outcome is not None and session.outcome.verdict is not RolloutVerdict.OK,
-        is_busy,
-        sums[1],
-        sums[2],
-        is_cut,
-        version,
-    )
-
-
-def _step_of(metadata: Mapping[str, object]) -> str | None:
-    step = metadata.get("step")
-    return str(step)[:MAX_NAME_CHARS] if isinstance(step, int | float | str) and not isinstance(step, bool) else None
-
-
-def _reward_of(outcome: SessionOutcome | None) -> float | None:
-    """A rollout's reward, of several by name the first; None for one that failed by infrastructure."""
-    if outcome is None or outcome.verdict is RolloutVerdict.INFRA_FAILED:
-        return None
-    reward = outcome.reward
-    return next(iter(reward.values()), None) if isinstance(reward, Mapping) else reward
-
-
-def _oldest(versions: Iterable[str | None]) -> str | None:
-    """The least version that is a number; None where there is none."""
-    return min((one for one in versions if one is not None and _is_number(one)), key=int, default=None)
-
-
-def _is_number(version: str) -> bool:
-    return version.isascii() and version.isdecimal() and len(version) < 16
-
-
 def pass_at_k(num: int, num_passed: int, k: int) -> float:
     """The chance that one of k rollouts passes, estimated without bias from `num` of which `num_passed` did.
 
@@ -182,7 +109,7 @@ def steps_view(
 ) -> StepsView:
     """The figures of all steps, and of the newest groups. `version` is that of the server's weights."""
     known = [int(point.version) for point in points if point.version is not None]
-    newest = max(known, default=None) if version is None else int(version) if _is_number(version) else None
+    newest = max(known, default=None) if version is None else int(version) if is_number(version) else None
     by_group = _parted(points, lambda point: (point.step, point.group))
     groups = {key: _Group.of(of_one, passes_at) for key, of_one in by_group.items()}
     of_steps: dict[str | None, list[_Group]] = defaultdict(list)

@@ -37,8 +37,7 @@ from stenograph.core.types import (
 from stenograph.core.weights import ControlAnswer, WeightCommand, without_weights
 from stenograph.model.tokenizer import Span
 
-AFFINITY_HEADER = "x-smg-routing-key"
-"""By which a router keeps a session on one engine; it comes with all that is asked for a generation."""
+AFFINITY_HEADER = "x-smg-routing-key"  # of every generation: routers keep a session on one engine by it
 
 
 class EngineState(enum.StrEnum):

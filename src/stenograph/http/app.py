@@ -8,7 +8,7 @@ import socket
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from stenograph import __version__
@@ -38,8 +38,7 @@ from stenograph.http.line_drifts import LineDrifts
 from stenograph.http.listen import url_of
 from stenograph.http.metrics import Metrics
 from stenograph.http.mounts import App
-from stenograph.http.now_board import NowBoard
-from stenograph.http.processes import OtherServers, ProcessPlace, ServingWorker
+from stenograph.http.processes import Board, OtherServers, ProcessPlace, ServingWorker
 from stenograph.http.response_route import HeldResponses
 from stenograph.http.rule_files import check_files, side_rules_of
 from stenograph.http.server import run_uvicorn
@@ -73,6 +72,7 @@ from stenograph.trajectory.matching import load_matcher
 
 log = logging.getLogger(__name__)
 
+NOW_BOARD = "stenograph.http.now_board:NowBoard"
 OPENAPI = "stenograph.http.openapi.document:document_of"
 OTHER_NODES = "stenograph.http.shared_store:other_nodes"
 SHARED_PARTS = "stenograph.http.shared_parts:SharedParts"
@@ -158,12 +158,12 @@ def make_app(
     sync = _weight_sync(engine, services, manager, metrics, worker)
     engines = EngineRoutes(engine=engine, sync=sync, max_body_bytes=settings.max_body_bytes)
     instance_id = worker.place.instance_id if worker else uuid.uuid4().hex
-    board = NowBoard(sessions, engine, services.weights, model, instance_id)
+    board: Callable[[], Board] = cache(lambda: entry(NOW_BOARD)(sessions, engine, services.weights, model, instance_id))
     control = ControlRoutes(
         sessions=sessions,
         backup=backup_route(settings, manager.shelf, worker.place if worker else None),
         parts=_all_parts(parts, nodes, worker),
-        moments=board if worker is None else worker.moments(board),
+        moments=board if worker is None else partial(worker.moments, board()),
         engines=engines,
         weights=_weight_routes(settings, sync, model),
         responses=_held_responses(spoken, services, doorman, model),
@@ -190,7 +190,7 @@ def make_app(
         tracing=_tracing(settings, engine, clock, metrics),
     )
     if worker is not None:
-        worker.wire(app, openings=openings, parts=parts, board=board, sync=sync, engines=engines)
+        worker.wire(app, openings=openings, parts=parts, board=board(), sync=sync, engines=engines)
     return app, manager
 
 

@@ -14,15 +14,15 @@ from typing import Any, Protocol
 import msgspec
 from starlette.types import Scope
 
-from stenograph.console.groups import RolloutFacts
-from stenograph.console.steps import RolloutPoint, point_of
 from stenograph.core.errors import SessionNotFound, StenographError
 from stenograph.dialects.sessions import BulkSamplesRequest
 from stenograph.export.arrow import bulk_arrow
+from stenograph.export.group_rollouts import RolloutFacts
 from stenograph.export.safetensors import to_safetensors
 from stenograph.export.strand_facts import session_facts
 from stenograph.http.session_routes import SessionRoutes
 from stenograph.http.wire import count_error
+from stenograph.session.rollout_points import RolloutPoint, point_of
 from stenograph.session.selection import SessionFilter, created_at, id_of, selected
 from stenograph.session.session import Session
 

@@ -6,7 +6,7 @@ again (the moment, the look at a live session) is kept for as long as it is true
 
 import asyncio
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,19 +17,22 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stenograph.console.groups import MAX_ROLLOUTS, RolloutFacts, group_view
-from stenograph.console.steps import MAX_POINTS, RolloutPoint, steps_view
+from stenograph.console.groups import MAX_ROLLOUTS, group_view
+from stenograph.console.steps import MAX_POINTS, steps_view
 from stenograph.console.tokens import MAX_PAGE_TOKENS, LineTurns, TokenLook, token_page
 from stenograph.console.views import MAX_TURNS, VocabularyRef, console_session, drift_counts, turn_page
 from stenograph.console.vocabulary import VocabularyBytes, VocabularyMaker
 from stenograph.core.errors import InvalidRequest, RouteNotFound
+from stenograph.export.group_rollouts import RolloutFacts
 from stenograph.export.lines import leaves
 from stenograph.export.strand_facts import SessionFacts, StrandFacts, session_facts
 from stenograph.http.bulk_parts import Pieces, SessionParts
-from stenograph.http.now_board import Moments
+from stenograph.http.console_page import console_file, console_page
+from stenograph.http.processes import Moments
 from stenograph.http.session_routes import SessionRoutes, check_query, number_of
 from stenograph.http.wire import ClosedStream, delivery_of, in_pieces, json_in_pieces, json_response
 from stenograph.render.drift import DriftReport
+from stenograph.session.rollout_points import RolloutPoint
 from stenograph.session.selection import SessionFilter
 from stenograph.session.session import Session
 from stenograph.trajectory.turn import Node
@@ -276,3 +279,22 @@ def _leaf(request: Request, session: Session, facts: SessionFacts) -> Node | Non
     if found is None:
         raise InvalidRequest(f"leaf must be a turn of this session, got {wanted}.", param="/leaf")
     return found
+
+
+def console_endpoints(
+    sessions: SessionRoutes, parts: SessionParts, moments: Moments
+) -> Mapping[str, Callable[[Request], Awaitable[Response]]]:
+    """The endpoints of the console, by their names."""
+    console = ConsoleRoutes(sessions=sessions, parts=parts, moments=moments)
+    return {
+        "page": console_page,
+        "file": console_file,
+        "now": console.now,
+        "group": console.group,
+        "groups": console.groups,
+        "vocabulary": console.vocabulary,
+        "session": console.session,
+        "turns": console.turns,
+        "drift": console.drift,
+        "tokens": console.tokens,
+    }

@@ -1,6 +1,6 @@
 """Every route except the chats, bound to its path: sessions, models, tokens, health, metrics. Starlette."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict, TypeVar
 
@@ -17,18 +17,17 @@ from stenograph.core.errors import (
     UnexpectedFailure,
 )
 from stenograph.core.json_types import Count, Hex32, TokenIds
+from stenograph.core.loaded import entry
 from stenograph.dialects.base import Refuse
 from stenograph.dialects.sessions import decode_detokenize, decode_tokenize
 from stenograph.engine.base import Engine, EngineState
 from stenograph.http.auth import Doorman
 from stenograph.http.bulk_parts import SessionParts
 from stenograph.http.bulk_routes import BulkRoutes
-from stenograph.http.console_page import console_file, console_page
-from stenograph.http.console_routes import ConsoleRoutes
 from stenograph.http.engine_routes import EngineRoutes
 from stenograph.http.front_page import front_page
 from stenograph.http.metrics import Metrics
-from stenograph.http.now_board import Moments
+from stenograph.http.processes import Moments
 from stenograph.http.proxy_route import PROXY_METHODS, ProxyRoute
 from stenograph.http.response_route import HeldResponses
 from stenograph.http.session_routes import SessionRoutes
@@ -42,6 +41,8 @@ from stenograph.offload.pool import INLINE_BELOW_BYTES
 T = TypeVar("T")
 
 Endpoint = Callable[[Request], Awaitable[Response]]
+
+CONSOLE = "stenograph.http.console_routes:console_endpoints"
 
 
 class Health(TypedDict):
@@ -110,7 +111,7 @@ class ControlRoutes:
 
     sessions: SessionRoutes
     parts: SessionParts
-    moments: Moments
+    moments: Callable[[], Moments]
     backup: BackupRoute
     weights: WeightRoutes
     engines: EngineRoutes
@@ -202,20 +203,35 @@ class ControlRoutes:
         ]
 
     def _console_routes(self) -> list[Route]:
-        """The page, which is for everybody, and its data."""
-        keyed = self._with_key
-        console = ConsoleRoutes(sessions=self.sessions, parts=self.parts, moments=self.moments)
+        """The page, which is for everybody, and its data. The console is imported on a thread when it is first used."""
+        made: list[Mapping[str, Endpoint]] = []
+
+        def load() -> Mapping[str, Endpoint]:
+            found: Mapping[str, Endpoint] = entry(CONSOLE)(self.sessions, self.parts, self.moments())
+            return found
+
+        def page(name: str) -> Endpoint:
+            async def answered(request: Request) -> Response:
+                if not made:
+                    made.append(await self.sessions.pool.run(load, num_bytes=INLINE_BELOW_BYTES))
+                return await made[0][name](request)
+
+            return answered
+
+        def data(name: str) -> Endpoint:
+            return self._with_key(page(name))
+
         return [
-            Route("/console", console_page, methods=["GET"]),
-            Route("/console/api/now", keyed(console.now), methods=["GET"]),
-            Route("/console/api/group", keyed(console.group), methods=["GET"]),
-            Route("/console/api/groups", keyed(console.groups), methods=["GET"]),
-            Route("/console/api/vocabulary/{hash}", keyed(console.vocabulary), methods=["GET"]),
-            Route("/console/api/sessions/{id}", keyed(console.session), methods=["GET"]),
-            Route("/console/api/sessions/{id}/turns", keyed(console.turns), methods=["GET"]),
-            Route("/console/api/sessions/{id}/drift", keyed(console.drift), methods=["GET"]),
-            Route("/console/api/sessions/{id}/tokens", keyed(console.tokens), methods=["GET"]),
-            Route("/console/{file:path}", console_file, methods=["GET"]),
+            Route("/console", page("page"), methods=["GET"]),
+            Route("/console/api/now", data("now"), methods=["GET"]),
+            Route("/console/api/group", data("group"), methods=["GET"]),
+            Route("/console/api/groups", data("groups"), methods=["GET"]),
+            Route("/console/api/vocabulary/{hash}", data("vocabulary"), methods=["GET"]),
+            Route("/console/api/sessions/{id}", data("session"), methods=["GET"]),
+            Route("/console/api/sessions/{id}/turns", data("turns"), methods=["GET"]),
+            Route("/console/api/sessions/{id}/drift", data("drift"), methods=["GET"]),
+            Route("/console/api/sessions/{id}/tokens", data("tokens"), methods=["GET"]),
+            Route("/console/{file:path}", page("file"), methods=["GET"]),
         ]
 
     def _proxy(self) -> ProxyRoute:

@@ -111,8 +111,7 @@ class App:
         nodes: OtherServers | None = None,
         tracing: RouteTracing | None = None,
     ) -> None:
-        """`nodes` answers the requests for sessions that other nodes have; None if there are none. `tracing` makes
-        traces of the requests that make turns; None: nothing does."""
+        """`nodes` answers the requests for sessions that other servers have; `tracing` makes traces of turns."""
         routes: Sequence[DialectRoute] = turns if tracing is None else tracing.routes(turns)
         self._mounts = [(_pattern(path), turn) for turn in routes for path in turn.dialect.paths]
         self._found = lru_cache(maxsize=MAX_KEPT_PATHS)(self._find)

@@ -5,7 +5,6 @@ A server of several processes merges those of all (http/workers/all_moments.py).
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import Protocol
 
 import msgspec
 
@@ -28,18 +27,6 @@ EVERY_S = 1.0
 """Between two moments of a stream."""
 FRESH_S = 0.5
 """For so long the moment is not read again: viewers share it."""
-
-
-class Moments(Protocol):
-    """The server at this moment, as JSON of a `ConsoleNow`."""
-
-    async def now(self) -> bytes:
-        """The moment."""
-        ...
-
-    def watch(self) -> AsyncGenerator[bytes, None]:
-        """A moment each second, until the server drains. Close it at the end."""
-        ...
 
 
 class NowBoard:

@@ -3,7 +3,7 @@ A server of one process has none of it, and loads none of it.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +16,6 @@ from stenograph.dialects.base import Refusal, Refuse
 from stenograph.http.bulk_parts import OwnParts, SessionParts
 from stenograph.http.engine_routes import EngineRoutes
 from stenograph.http.metrics import Metrics
-from stenograph.http.now_board import Moments, NowBoard
 from stenograph.session.admission import Capacity, Limits
 from stenograph.session.keyed_openings import KeyedOpenings, OpenedElsewhere
 from stenograph.session.shared_state import Others
@@ -24,6 +23,31 @@ from stenograph.session.weights import WeightSync
 
 RefuseAt = Callable[[str, StenographError], Refusal]
 """The error of a request that came to a path."""
+
+
+class Moments(Protocol):
+    """The server at this moment, as JSON of a `ConsoleNow`."""
+
+    async def now(self) -> bytes:
+        """The moment."""
+        ...
+
+    def watch(self) -> AsyncGenerator[bytes, None]:
+        """A moment each second, until the server drains. Close it at the end."""
+        ...
+
+
+class Board(Moments, Protocol):
+    """This process at this moment."""
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the server is shutting down."""
+        ...
+
+    def read(self) -> bytes:
+        """The moment, as JSON."""
+        ...
 
 
 class ProcessPlace(Protocol):
@@ -124,7 +148,7 @@ class ServingWorker(Protocol):
         """The sessions of all workers, its `own` among them."""
         ...
 
-    def moments(self, board: NowBoard) -> Moments:
+    def moments(self, board: Board) -> Moments:
         """The moments of all workers; `board` has its own."""
         ...
 
@@ -134,7 +158,7 @@ class ServingWorker(Protocol):
         *,
         openings: KeyedOpenings,
         parts: OwnParts,
-        board: NowBoard,
+        board: Board,
         sync: WeightSync,
         engines: EngineRoutes,
     ) -> None:

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 import msgspec
 from starlette.types import Scope
 
-from stenograph.console.groups import RolloutFacts
-from stenograph.console.steps import RolloutPoint
 from stenograph.core.errors import NobodyError, SessionNotFound, StenographError, WorkerUnavailable
 from stenograph.dialects.sessions import BulkSamplesRequest
+from stenograph.export.group_rollouts import RolloutFacts
 from stenograph.http.bulk_parts import REVISION_HEADER, OwnParts, Part, SessionParts
 from stenograph.http.nodes import Nodes
+from stenograph.session.rollout_points import RolloutPoint
 from stenograph.session.selection import SessionFilter
 from stenograph.store.postgres.owner_name import OwnerName
 

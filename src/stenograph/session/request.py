@@ -332,7 +332,6 @@ class RequestTrace(Protocol):
 
     def refused(self, error: StenographError) -> None:
         """It made no turn."""
-        ...
 
 
 Keep = Callable[[RequestRun, Callable[[], TurnOutcome]], "asyncio.Future[TurnOutcome]"]

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenograph.console.steps import MAX_GROUPS, RolloutPoint, pass_at_k, steps_view
+from stenograph.console.steps import MAX_GROUPS, pass_at_k, steps_view
+from stenograph.session.rollout_points import RolloutPoint
 
 REWARDS = st.none() | st.sampled_from([-1.0, 0.0, 0.5, 1.0])
 

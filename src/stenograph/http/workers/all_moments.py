@@ -9,7 +9,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 
 from stenograph.core.errors import WorkerUnavailable
-from stenograph.http.now_board import EVERY_S, FRESH_S, NowBoard
+from stenograph.http.now_board import EVERY_S, FRESH_S
+from stenograph.http.processes import Board
 from stenograph.http.workers.merging import moment
 from stenograph.http.workers.peers import Peers
 
@@ -26,7 +27,7 @@ AGAIN_S = 2.0
 class AllMoments:
     """The moments of all workers, of which `board` is this one's. Close it at the end."""
 
-    def __init__(self, board: NowBoard, peers: Peers, *, own: int) -> None:
+    def __init__(self, board: Board, peers: Peers, *, own: int) -> None:
         self._board = board
         self._peers = peers
         self._others = [worker for worker in range(peers.num) if worker != own]

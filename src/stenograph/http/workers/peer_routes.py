@@ -15,7 +15,7 @@ from stenograph.core.errors import StartupError, StenographError
 from stenograph.dialects.openai.errors import refusal
 from stenograph.http.bulk_parts import REVISION_HEADER, OwnParts, Pieces
 from stenograph.http.engine_routes import EngineRoutes
-from stenograph.http.now_board import NowBoard
+from stenograph.http.processes import Board
 from stenograph.http.wire import ClosedStream, delivery_of, json_response
 from stenograph.http.workers.all_moments import NOW_PATH, WATCH_PATH
 from stenograph.http.workers.all_parts import (
@@ -45,7 +45,7 @@ class PeerRoutes:
 
     openings: KeyedOpenings
     parts: OwnParts
-    board: NowBoard
+    board: Board
     sync: WeightSync
     engines: EngineRoutes
     file: StateFile

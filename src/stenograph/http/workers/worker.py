@@ -19,8 +19,7 @@ from stenograph.http.connection import connections_of
 from stenograph.http.engine_routes import EngineRoutes
 from stenograph.http.metric_table import Metric, MetricType
 from stenograph.http.nodes import Nodes
-from stenograph.http.now_board import NowBoard
-from stenograph.http.processes import ServedApp
+from stenograph.http.processes import Board, ServedApp
 from stenograph.http.settings import Settings
 from stenograph.http.workers.all_moments import AllMoments
 from stenograph.http.workers.all_parts import AllParts
@@ -121,7 +120,7 @@ class Worker:
             own=own, peers=self._peers, number=self.place.number, timeout_s=self._settings.request_timeout_s
         )
 
-    def moments(self, board: NowBoard) -> AllMoments:
+    def moments(self, board: Board) -> AllMoments:
         """The moments of all workers; `board` has its own."""
         self._moments = AllMoments(board, self._peers, own=self.place.number)
         return self._moments
@@ -132,7 +131,7 @@ class Worker:
         *,
         openings: KeyedOpenings,
         parts: OwnParts,
-        board: NowBoard,
+        board: Board,
         sync: WeightSync,
         engines: EngineRoutes,
     ) -> None:
