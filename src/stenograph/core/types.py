@@ -257,10 +257,7 @@ class EngineReply(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class WrittenPiece(Struct, frozen=True, kw_only=True, gc=False):
-    """A piece of a reply that its engine writes itself as it samples, known before the ids are. `id` is the reply's.
-
-    `num_tokens` were sampled since the piece before.
-    """
+    """A piece of a reply that its engine writes as it samples, before the ids of its `num_tokens` are known."""
 
     id: str
     delta: ReplyDelta

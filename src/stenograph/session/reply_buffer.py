@@ -89,9 +89,8 @@ class ReplyBuffer(Struct, eq=False):
         """The message that all pieces so far make."""
         whole = _merged(self.deltas)
         calls = [ToolCall(id=one.id or "", name=one.name or "", arguments=one.arguments) for one in whole.tool_calls]
-        return Message(
-            role=Role.ASSISTANT, content=whole.content, reasoning=whole.reasoning or None, tool_calls=tuple(calls)
-        )
+        said, reasoning = whole.content, whole.reasoning or None
+        return Message(role=Role.ASSISTANT, content=said, reasoning=reasoning, tool_calls=tuple(calls))
 
     def push(self, delta: ReplyDelta, chunk: Chunk | None = None) -> None:
         """Add what one step brought."""

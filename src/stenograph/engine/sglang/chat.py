@@ -1,7 +1,4 @@
-"""The adapter of SGLang: a chat goes to the chat route, whose reply its client gets unchanged, all else to `/generate`.
-
-Pure.
-"""
+"""The adapter of SGLang: a chat goes to the chat route, whose reply its client gets, all else to `/generate`. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -57,8 +54,7 @@ class SGLangChat(EngineAdapter):
         return self._native.probe_paths
 
     async def discover(self, ask: Ask) -> None:
-        """Find the context's length, and whether chats can be streamed. No route reports the fields of a whole reply;
-        one without them is refused."""
+        """Find the context's length, and whether chats can be streamed."""
         await self._native.discover(ask)
         self.capabilities = self._own_capabilities()
 
