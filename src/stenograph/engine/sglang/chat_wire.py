@@ -54,9 +54,9 @@ from stenograph.engine.rows import (
     weight_spans,
 )
 from stenograph.engine.settings import ReplayKind
+from stenograph.engine.sglang.grammar import pattern_field
 from stenograph.engine.sglang.request import (
     as_json,
-    pattern_field,
     priority_parts,
     replay_parts,
     sampling_fields,

@@ -27,7 +27,8 @@ from stenograph.engine.sglang.generate_wire import (
     encode_generate,
     facts_of,
 )
-from stenograph.engine.sglang.request import GRAMMARS, MAX_SUPPORT_TOP_K, encode_abort, encode_close, tells_support
+from stenograph.engine.sglang.grammar import GRAMMARS
+from stenograph.engine.sglang.request import MAX_SUPPORT_TOP_K, encode_abort, encode_close, tells_support
 
 GENERATE_PATH = "/generate"
 ABORT_PATH = "/abort_request"

@@ -1,9 +1,8 @@
-"""The fields of a request to SGLang on any route: the prompt's ids, sampling, what to replay, a grammar. Pure.
+"""The fields of a request to SGLang on any route: the prompt's ids, sampling, what to replay. Pure.
 
 Owns those of SGLang's names that its routes share. Source: SGLang's `sampling/sampling_params.py`.
 """
 
-import re
 from collections.abc import Iterator
 
 import msgspec
@@ -11,15 +10,11 @@ import msgspec
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.logprobs import GREEDY_BELOW, is_truncated
-from stenograph.core.types import Grammar, GrammarKind, SamplingParams
+from stenograph.core.types import SamplingParams
 from stenograph.engine.settings import ReplayKind
 
-GRAMMARS = frozenset(GrammarKind) - {GrammarKind.LARK}
-"""Grammars that SGLang takes. Its `ebnf` is GBNF's dialect, not llguidance's Lark."""
 MAX_SUPPORT_TOP_K = 4096
 """SGLang tells which ids could be sampled up to this `top_k` (its `--sampling-mask-max-tokens`)."""
-_CHOICES = msgspec.json.Decoder(list[str])
-_ESCAPED = re.compile(r'["\\\x00-\x1f\x7f]')
 
 
 as_json = msgspec.json.encode
@@ -88,36 +83,6 @@ def support_parts(params: SamplingParams) -> Iterator[bytes]:
     """The member that asks for supports, with a comma before it."""
     if tells_support(params):
         yield b',"return_sampling_mask":true'
-
-
-def pattern_field(grammar: Grammar) -> tuple[str, str]:
-    """The field, and its value, of a grammar that is no JSON Schema. Raises InvalidRequest for one it cannot take."""
-    match grammar.kind:
-        case GrammarKind.REGEX:
-            return "regex", grammar.source
-        case GrammarKind.EBNF:
-            return "ebnf", grammar.source
-        case GrammarKind.CHOICE:
-            return "ebnf", choice_as_ebnf(grammar.source)
-        case GrammarKind.JSON_OBJECT | GrammarKind.JSON_SCHEMA | GrammarKind.LARK:
-            raise InvalidRequest(f"SGLang takes no grammar of the kind {grammar.kind.value!r}.")
-
-
-def choice_as_ebnf(source: str) -> str:
-    """A JSON list of strings as the grammar of just those strings. Raises InvalidRequest if it is no such list."""
-    try:
-        choices = _CHOICES.decode(source)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidRequest("The choices are not a JSON list of strings.") from error
-    if not choices:
-        raise InvalidRequest("There must be at least one choice.")
-    return "root ::= " + " | ".join(f'"{_ESCAPED.sub(_escape, choice)}"' for choice in choices)
-
-
-def _escape(found: "re.Match[str]") -> str:
-    """GBNF's spelling, in a string, of a character that cannot stand for itself."""
-    char = found[0]
-    return f"\\{char}" if char in '"\\' else f"\\x{ord(char):02x}"
 
 
 def encode_close(session: str) -> bytes:
