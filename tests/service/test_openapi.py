@@ -663,6 +663,7 @@ def asked(method: str, url: str, body: Json | None = None) -> tuple[int, Any]:
 # --- schemathesis ---------------------------------------------------------------------------------------------------
 
 NOT_IN_THE_SCHEMA = (
+    "cache_salt 'pin': the engine scripted cannot keep a cache",
     "Expected `int`, got `float`",
     "Expected `int | null`, got `float`",
     "token_texts needs format 'json'.",

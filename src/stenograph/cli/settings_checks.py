@@ -2,6 +2,7 @@
 
 from stenograph.core.errors import StartupError
 from stenograph.core.settings import Switch
+from stenograph.core.weights import SaltPolicy
 from stenograph.dialects.settings import ReplyMode
 from stenograph.embedded.settings import ForwardKind, GrammarBackendKind, TorchDtype
 from stenograph.engine.settings import EngineKind, ReplayKind
@@ -11,6 +12,9 @@ from stenograph.store.settings import Durability
 MIN_LEASE_S = 0.3
 """A lease is renewed three times in its time; shorter ones are lost to a busy event loop."""
 
+SALTING = (EngineKind.SGLANG, EngineKind.SGLANG_GENERATE, EngineKind.VLLM)
+"""Engines that take a salt for their cache."""
+
 UNSPECIFIED = ("0.0.0.0", "::")
 """Hosts that stand for every address of a machine."""
 
@@ -18,7 +22,6 @@ UNSPECIFIED = ("0.0.0.0", "::")
 def check_together(settings: Settings) -> None:
     """Raise StartupError for settings that do not fit each other."""
     _check_store(settings)
-    _check_support(settings)
     _check_support(settings)
     _check_embedded(settings)
     is_embedded = settings.engine is EngineKind.EMBEDDED
@@ -83,6 +86,11 @@ def _check_shared(settings: Settings) -> None:
 def _check_support(settings: Settings) -> None:
     if settings.support is Switch.ON and settings.engine in (EngineKind.LLAMACPP, EngineKind.LMDEPLOY):
         raise StartupError(f"--support is on, but {settings.engine} does not report which ids could be sampled")
+
+    if settings.cache_salt is SaltPolicy.PIN and settings.engine not in SALTING:
+        raise StartupError(
+            f"--cache-salt is pin, but {settings.engine} cannot keep a cache of the weights that a session began with"
+        )
 
 
 def _check_embedded(settings: Settings) -> None:

@@ -96,6 +96,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "side_rules",
         "canonical",
         "support",
+        "cache_salt",
         "require_logprobs",
     ),
     "store": (

@@ -40,6 +40,7 @@ class SessionFields(TypedDict, total=False):
     sampling: Mapping[str, Mapping[str, object]]
     canonical: str
     support: bool
+    cache_salt: Literal["pin", "follow", "off"]
     group: str
 
 

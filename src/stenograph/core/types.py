@@ -352,6 +352,7 @@ class SampledTurn(Struct, frozen=True, kw_only=True, gc=False):
     `tempered_logprobs` and `sampling_logprobs` [T], and `forced` [T], a byte 1 or 0 for each token. `support` has the
     supports of the tokens (core/support.py); None where they are not known, or nothing is ruled out.
     `mixed`: other weights came while it was sampled, nobody knows for which of its tokens; it has no `weights` then.
+    `cached_from`: the weights for which the engine caches it; None where its cache is not kept apart by them.
     """
 
     ids: "array[int]"
@@ -368,6 +369,7 @@ class SampledTurn(Struct, frozen=True, kw_only=True, gc=False):
     forced: bytes | None = None
     support: bytes | None = None
     mixed: MixedWeights | None = None
+    cached_from: str | None = None
 
     @property
     def oldest_version(self) -> str | None:

@@ -1,12 +1,17 @@
-"""Commands of a trainer about the policy's weights, and an engine's answers. Pure.
+"""Commands of a trainer about the policy's weights, an engine's answers, and whose cache a turn reads. Pure.
 
 An engine takes a `WeightCommand`, with SGLang's modes, and gives one answer for each engine behind it (engine/base.py);
 what is done with answers that differ, and when turns wait, the session room says (session/weights.py).
 """
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+
+from msgspec import Struct
+
+UNNAMED = "default"
+"""SGLang's and vLLM's name of the weights that they start with, if nobody named them."""
 
 
 class PauseMode(enum.StrEnum):
@@ -71,6 +76,38 @@ class ControlAnswer:
     problem: str = ""
     note: str = ""
     num_paused: int = 0
+
+
+class SaltPolicy(enum.StrEnum):
+    """The version that salts the cache of a session's turns."""
+
+    PIN = "pin"
+    """The one that the session began with: its line stays cached over an update, as the old weights computed it."""
+    FOLLOW = "follow"
+    """The one that samples now: nothing is read that other weights computed."""
+    OFF = "off"
+    """None: what is found in the cache may be of any weights."""
+
+
+class CacheSalt(Struct, frozen=True, kw_only=True, gc=False):
+    """A session's policy, and the version that it is pinned to, if that was known and anything is pinned."""
+
+    policy: SaltPolicy = SaltPolicy.FOLLOW
+    pinned: str | None = None
+
+    @staticmethod
+    def at(policy: SaltPolicy, version: str | None) -> "CacheSalt":
+        """That of a session, or of a turn without one, that begins under weights `version`."""
+        return CacheSalt(policy=policy, pinned=version if policy is SaltPolicy.PIN else None)
+
+    def of(self, version: str, known: Collection[SaltPolicy]) -> str | None:
+        """The salt of a turn that weights `version` sample, at an engine that knows these policies; None: no salt."""
+        if self.policy is SaltPolicy.OFF or self.policy not in known:
+            return None
+        return (self.pinned if self.policy is SaltPolicy.PIN else version) or None
+
+
+FOLLOWING = CacheSalt()
 
 
 def without_weights(engine: str, command: WeightCommand) -> str:

@@ -19,6 +19,7 @@ from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.types import token_ids
+from stenograph.core.weights import SaltPolicy
 from stenograph.dialects.json_bodies import decode_json, decode_part, shown
 from stenograph.dialects.openai.sampling_rules import WireSamplingRules, name_known, sampling_rules
 from stenograph.dialects.settings import SAMPLE_FORMATS
@@ -49,6 +50,7 @@ class CreateSession(Budgets, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     canonical: str | None = None
     group: GroupName | None = None
     support: bool | None = None
+    cache_salt: Annotated[str, Meta(extra_json_schema={"enum": [policy.value for policy in SaltPolicy]})] | None = None
 
 
 class PutOutcome(msgspec.Struct, forbid_unknown_fields=True):
@@ -179,6 +181,10 @@ def decode_create(body: bytes) -> tuple[CreateSession, SamplingRules | None]:
     if wire.after_length is not None and wire.after_length not in tuple(AfterLength):
         raise InvalidRequest(
             f"after_length must be 'close' or 'refuse', got {shown(wire.after_length)}.", param="/after_length"
+        )
+    if wire.cache_salt is not None and wire.cache_salt not in tuple(SaltPolicy):
+        raise InvalidRequest(
+            f"cache_salt must be 'pin', 'follow' or 'off', got {shown(wire.cache_salt)}.", param="/cache_salt"
         )
     check_template_kwargs(wire.chat_template_kwargs or {}, at="/chat_template_kwargs")
     _check_metadata(wire.metadata)

@@ -34,7 +34,7 @@ from stenograph.core.types import (
     RequestId,
     SamplingParams,
 )
-from stenograph.core.weights import ControlAnswer, WeightCommand, without_weights
+from stenograph.core.weights import ControlAnswer, SaltPolicy, WeightCommand, without_weights
 from stenograph.model.tokenizer import Span
 
 AFFINITY_HEADER = "x-smg-routing-key"  # of every generation: routers keep a session on one engine by it
@@ -66,7 +66,8 @@ class Capabilities:
     hold for chats alone: a request without a chat gets its tokens, as they are sampled if it wants them so.
     `takes_json`: it takes ids as JSON text, so it wants `Prompt.json`. `logprobs`: which distribution its
     log-probabilities are of. `reports_support`: it reports which ids could be sampled, where it is asked for that and
-    set up for it; with `max_support_top_k`, only where `top_k` cuts off all but so many. `repetition_over`: what its
+    set up for it; with `max_support_top_k`, only where `top_k` cuts off all but so many. `salt_policies`: those by
+    which it keeps cached keys and values apart by the weights; none: by no policy. `repetition_over`: what its
     repetition penalty counts. `note`: one line for the operator on how the engine is used; empty where there is nothing
     to say. `policy`: the engine's own name of the model or LoRA that samples, where it has another than `model`.
     """
@@ -82,6 +83,7 @@ class Capabilities:
     logprobs: LogprobsReport = RAW_LOGPROBS
     reports_support: bool = False
     max_support_top_k: int | None = None
+    salt_policies: frozenset[SaltPolicy] = frozenset()
     repetition_over: RepetitionOver = RepetitionOver.LINE
     note: str = ""
     policy: str | None = None
@@ -93,8 +95,8 @@ class GenerateRequest(Struct, frozen=True, kw_only=True, gc=False):
     `params` are the effective ones. An engine whose own route takes chats (`Capabilities.parses`) gets the request as
     `chat`, for what it parses and for nothing else: which ids the model sees, `prompt` alone says. `affinity_key` is
     the same for all turns of a session, None for a turn without one. `streams`: somebody wants the tokens as they are
-    sampled; else an engine may send all at once. `priority` is the client's, for an engine that goes by it. `trace` is
-    the span of this generation, where traces are made.
+    sampled; else an engine may send all at once. `priority` is the client's, for an engine that goes by it.
+    What it caches is for the same `cache_salt` alone. `trace` is the span of this generation, where traces are made.
     """
 
     request_id: RequestId
@@ -104,6 +106,7 @@ class GenerateRequest(Struct, frozen=True, kw_only=True, gc=False):
     affinity_key: str | None = None
     streams: bool = False
     priority: int | None = None
+    cache_salt: str | None = None
     trace: TraceContext | None = None
 
     def __post_init__(self) -> None:

@@ -42,6 +42,7 @@ from stenograph.core.weights import (
     NameWeights,
     PauseGeneration,
     PauseMode,
+    SaltPolicy,
     UpdateWeights,
     WeightCommand,
 )
@@ -71,6 +72,8 @@ from stenograph.model.tokenizer import Span, why_not_encoded
 
 log = logging.getLogger(__name__)
 
+KEPT_APART = frozenset({SaltPolicy.FOLLOW})
+"""Without a salt: where weights are swapped, everything that the ones before computed is forgotten."""
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 30.0
 STOP_GRACE_S = 5.0
@@ -331,6 +334,7 @@ class EmbeddedEngine(Engine):
             grammars=frozenset(map(GrammarKind, event.grammars)),
             streams=True,
             reports_support=True,
+            salt_policies=KEPT_APART,
         )
         self._health = EngineHealth(state=EngineState.READY)
         if not started.done():

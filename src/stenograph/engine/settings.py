@@ -91,7 +91,8 @@ class EngineSettings:
         None,
         choice(EngineLogprobs),
         "Log-probabilities that the engine reports, where it does not run with its defaults: of the model's logits, of"
-        " those divided by the temperature, or of the distribution that was sampled from.",
+        " those divided by the temperature, or of the distribution that was sampled from. Two tokens check it each time"
+        " that the engine comes up; a wrong one stops the start.",
         shown="the engine's default: tempered with sglang and sglang-generate, raw with the others",
     )
     weight_version: str | None = setting(

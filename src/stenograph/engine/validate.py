@@ -50,6 +50,8 @@ class TurnCollector(Struct, kw_only=True, eq=False):
     """The kind that the engine reports for this generation."""
     weight_version: str | None = None
     """The name of the weights of a turn whose engine does not name them; None leaves them unnamed."""
+    cached_from: str | None = None
+    """The weights under whose name the engine caches the turn."""
     _ids: "array[int]" = field(default_factory=token_ids)
     _logprobs: "array[float]" = field(default_factory=new_logprobs)
     _tempered_logprobs: "array[float] | None" = field(default_factory=new_logprobs)
@@ -145,6 +147,7 @@ class TurnCollector(Struct, kw_only=True, eq=False):
             forced=None if self._forced is None else bytes(self._forced),
             support=None if self._support is None else self._support.whole(len(self._ids)),
             mixed=mixed,
+            cached_from=self.cached_from,
         )
 
     def _check_ids(self, ids: Sequence[int]) -> None:

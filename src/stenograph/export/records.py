@@ -132,6 +132,7 @@ class Record(TypedDict):
     """One turn, the same before and after a restart. `stages` are monotonic seconds, `stage_seconds` durations, both
     up to the stage before the turn is written. `policy` is the model or LoRA as its engine
     calls it. With `mixed_version` the weights changed meanwhile, no token's are known: `weight_versions` is null.
+    `cached_from` names the weights for which the engine caches the turn; null: it keeps no cache by the weights.
     `trace_id` is there where `--otlp-endpoint` made a trace."""
 
     timestamp: float
@@ -146,6 +147,7 @@ class Record(TypedDict):
     response: RecordedResponse
     weight_versions: Sequence[WireSpan] | None
     mixed_version: bool
+    cached_from: str | None
     policy: str
     stages: Mapping[str, float]
     stage_seconds: Mapping[str, float]
@@ -370,6 +372,7 @@ def _record(node: Node, request: Mapping[str, object]) -> Record:
         "response": _response(node),
         "weight_versions": None if turn.sampled.mixed is not None else spans_json(turn.sampled.weights),
         "mixed_version": turn.sampled.mixed is not None,
+        "cached_from": turn.sampled.cached_from,
         "policy": turn.policy,
         "stages": {
             "start": stages.start,

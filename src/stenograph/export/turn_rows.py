@@ -41,7 +41,8 @@ class TurnRow(TypedDict):
     tokens beside which the grammar allowed no other; absent where no grammar held the reply, or the engine does not
     report it. `support`: base64 of which ids could be sampled beside each token (docs/samples.md); absent where every
     id could, or the engine was not asked or does not report it. `mixed_version`: the weights changed while it was
-    sampled, and of no token is known which sampled it. `policy` is there where the sample's turns have several.
+    sampled, and of no token is known which sampled it. `cached_from`: the weights for which the engine caches the turn;
+    absent where it keeps no cache by the weights. `policy` is there where the sample's turns have several.
     """
 
     node_id: Count
@@ -62,6 +63,7 @@ class TurnRow(TypedDict):
     forced: NotRequired[Sequence[Span]]
     support: NotRequired[str]
     mixed_version: NotRequired[bool]
+    cached_from: NotRequired[str]
     policy: NotRequired[str]
     logprobs_kind: NotRequired[LogprobsKind]
 
@@ -89,6 +91,8 @@ def turn_rows(parts: Sequence[LinePart], kinds: Sequence[LogprobsKind]) -> list[
             row["logprobs_kind"] = kind
         if part.node.turn.sampled.mixed is not None and part.num_sampled:
             row["mixed_version"] = True
+        if part.node.turn.sampled.cached_from is not None:
+            row["cached_from"] = part.node.turn.sampled.cached_from
         if has_policies:
             row["policy"] = part.node.turn.policy
         rows.append(row)

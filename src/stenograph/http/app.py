@@ -33,7 +33,7 @@ from stenograph.http.count_route import CountRoute
 from stenograph.http.dialects import spoken_by
 from stenograph.http.engine_routes import EngineRoutes
 from stenograph.http.engines import make_engine
-from stenograph.http.lifecycle import keep_house
+from stenograph.http.lifecycle import keep_house, start_engine
 from stenograph.http.line_drifts import LineDrifts
 from stenograph.http.listen import url_of
 from stenograph.http.metrics import Metrics
@@ -225,9 +225,8 @@ def _all_parts(own: OwnParts, nodes: OtherServers | None, worker: ServingWorker 
 
 
 def _weight_routes(settings: Settings, sync: WeightSync, model: str) -> WeightRoutes:
-    return WeightRoutes(
-        sync=sync, weights_dir=settings.weights_dir, model=model, max_body_bytes=settings.max_body_bytes
-    )
+    limit = settings.max_body_bytes
+    return WeightRoutes(sync=sync, weights_dir=settings.weights_dir, model=model, max_body_bytes=limit)
 
 
 def _held_responses(spoken: Spoken, services: TurnServices, doorman: Doorman, model: str) -> HeldResponses | None:
@@ -309,6 +308,7 @@ def _services(
         rewrite_rules=rules.rewrites,
         canonical=rules.canonical,
         weights=Weights(settings.weight_version),
+        cache_salt=settings.cache_salt,
     )
 
 
@@ -483,7 +483,7 @@ async def _serve_model(
             mark=model_mark(files),
             worker=worker,
         )
-        await engine.start()
+        await start_engine(engine, manager)
         lag = LoopLag(app.metrics.loop_lagged, name_culprits=settings.loop_watchdog is Switch.ON)
         lag.start()
         housekeeper = asyncio.get_running_loop().create_task(keep_house(manager, pool), name="keep-house")

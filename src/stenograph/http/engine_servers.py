@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from stenograph.core.clock import Clock
 from stenograph.core.errors import StartupError
@@ -15,6 +16,8 @@ from stenograph.http.rule_files import engine_keys_of
 from stenograph.http.settings import Settings
 from stenograph.model.files import ModelFiles
 from stenograph.offload.body_slots import BodySlots
+
+LOGPROBS_CHECK = "stenograph.engine.http.logprobs_check:check_logprobs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +88,8 @@ def make_adapter(settings: Settings, files: ModelFiles) -> EngineAdapter:
 
 def maker(settings: Settings, files: ModelFiles, body_slots: BodySlots) -> Callable[[str], FleetMember]:
     """A function that makes the client of the engine at an address. Engines' replies have body slots of their own."""
-    reply_slots, keys = body_slots.apart(), engine_keys_of(settings)
+    reply_slots, keys, said = body_slots.apart(), engine_keys_of(settings), settings.engine_logprobs
+    check = None if said is None else partial(entry(LOGPROBS_CHECK), said=LogprobsKind(said))
 
     def make(url: str) -> FleetMember:
         adapter = make_adapter(settings, files)  # each learns of its own server
@@ -95,6 +99,7 @@ def maker(settings: Settings, files: ModelFiles, body_slots: BodySlots) -> Calla
             connect_timeout_s=settings.connect_timeout_s,
             max_reply_bytes=settings.max_reply_bytes,
             control_timeout_s=settings.request_timeout_s,
+            check=check,
         )
         engine = HttpEngine(server, adapter, reply_slots)
         return FleetMember(name=engine.name, engine=engine, url=url)

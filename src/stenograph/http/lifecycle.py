@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from stenograph.core.errors import StorageUnavailable
+from stenograph.core.weights import UNNAMED
 from stenograph.engine.base import Engine, EngineState
 from stenograph.offload.memory import trim_memory
 from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
@@ -23,6 +24,15 @@ HOUSEKEEPING_PERIOD_S = 0.5
 EXPIRE_TICKS = 20
 EXPIRE_KEPT_TICKS = 120
 TRIM_TICKS = 10
+
+
+async def start_engine(engine: Engine, manager: SessionManager) -> None:
+    """Start the engine, and learn the name of its weights before the first turn: it holds before that of the settings,
+    until a trainer brings others. Raises StartupError."""
+    await engine.start()
+    version = await engine.find_version()
+    if version not in (None, UNNAMED) and not manager.weights.num_taken:
+        manager.weights.name(version)
 
 
 async def tell_of_readiness(engine: Engine, *, url: str, ready: Callable[[], None]) -> None:

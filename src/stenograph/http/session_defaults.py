@@ -2,12 +2,16 @@
 
 from dataclasses import dataclass
 
-from stenograph.core.errors import StartupError
+from stenograph.core.errors import InvalidRequest, StartupError
 from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.settings import Switch
+from stenograph.core.weights import CacheSalt, SaltPolicy
+from stenograph.dialects.json_bodies import nearest
+from stenograph.engine.base import Capabilities
 from stenograph.http.rule_files import sampling_of
 from stenograph.http.settings import Settings
+from stenograph.session.rewrite_rules import RewriteRules, UnknownRewrite
 from stenograph.trajectory.canonical import Canonical
 from stenograph.trajectory.matching import Matcher, load_matcher
 
@@ -25,7 +29,36 @@ class SessionDefaults:
     sampling: SamplingRules | None
     canonical: Canonical
     support: bool
+    cache_salt: SaltPolicy
     compat: Compat | None
+
+    def support_of(self, asked: bool | None, engine: Capabilities) -> bool:
+        """Whether supports are recorded. Raises InvalidRequest for what the engine does not report."""
+        if asked and not engine.reports_support:
+            raise InvalidRequest(
+                f"support: the engine {engine.engine} does not report which ids could be sampled.", param="/support"
+            )
+        return self.support if asked is None else asked
+
+    def canonical_of(self, choice: str | None, rules: RewriteRules) -> Canonical:
+        """The rules that rewrite its requests. Raises InvalidRequest for unknown ones."""
+        try:
+            return self.canonical if choice is None else rules.chosen(choice)
+        except UnknownRewrite as error:
+            hint = nearest(error.name, error.known)
+            raise InvalidRequest(f"canonical: {error}.{hint}", param="/canonical") from error
+
+    def salt_of(self, asked: str | None, engine: Capabilities, version: str | None) -> CacheSalt:
+        """The salt of a session that begins under weights `version`. Raises InvalidRequest for what the engine cannot
+        do."""
+        policy = SaltPolicy(asked or self.cache_salt)
+        if policy is SaltPolicy.PIN and policy not in engine.salt_policies:
+            raise InvalidRequest(
+                f"cache_salt 'pin': the engine {engine.engine} cannot keep a cache of the weights that a session began"
+                " with; leave it out.",
+                param="/cache_salt",
+            )
+        return CacheSalt.at(policy, version)
 
 
 def session_defaults(settings: Settings, canonical: Canonical) -> SessionDefaults:
@@ -44,5 +77,6 @@ def session_defaults(settings: Settings, canonical: Canonical) -> SessionDefault
         sampling=sampling_of(settings),
         canonical=canonical,
         support=settings.support is Switch.ON,
+        cache_salt=settings.cache_salt,
         compat=settings.compat,
     )

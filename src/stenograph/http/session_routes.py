@@ -21,7 +21,6 @@ from stenograph.core.json_pieces import as_list
 from stenograph.core.json_types import Count, Hex32
 from stenograph.core.strand_kinds import TRAINED_KINDS, StrandKind
 from stenograph.core.types import LogprobsKind
-from stenograph.dialects.json_bodies import nearest
 from stenograph.dialects.sessions import (
     BulkSamplesRequest,
     SamplesRequest,
@@ -64,11 +63,10 @@ from stenograph.render.drift import DriftReport, num_by_class
 from stenograph.render.renderer import Renderer
 from stenograph.session.keyed_openings import KeyedOpenings
 from stenograph.session.manager import SessionManager
-from stenograph.session.rewrite_rules import RewriteRules, UnknownRewrite
+from stenograph.session.rewrite_rules import RewriteRules
 from stenograph.session.selection import SessionFilter, SessionState, selected
 from stenograph.session.session import Session, SessionOptions
 from stenograph.session.shelf import ShelvedSession
-from stenograph.trajectory.canonical import Canonical
 from stenograph.trajectory.matching import MATCHERS, Matcher
 from stenograph.trajectory.turn import Node
 
@@ -161,9 +159,10 @@ class SessionRoutes:
             template_kwargs=wire.chat_template_kwargs or {},
             sampling=self.defaults.sampling if sampling is None else sampling.over(self.defaults.sampling),
             group=wire.group,
-            canonical=self.defaults.canonical if wire.canonical is None else self._canonical(wire.canonical),
-            support=self.defaults.support if wire.support is None else self._support(asked=wire.support),
+            canonical=self.defaults.canonical_of(wire.canonical, self.rewrite_rules),
+            support=self.defaults.support_of(wire.support, self.engine.capabilities),
             compat=compat,
+            cache_salt=self.defaults.salt_of(wire.cache_salt, self.engine.capabilities, self.manager.weights.version),
         )
         key = header_value(request.scope, b"idempotency-key") or None
         session_id = await self.openings.open(options, key=key, body=body)
@@ -389,22 +388,6 @@ class SessionRoutes:
                 param="/matcher",
             )
         return MATCHERS[name]
-
-    def _support(self, *, asked: bool) -> bool:
-        capabilities = self.engine.capabilities
-        if asked and not capabilities.reports_support:
-            raise InvalidRequest(
-                f"support: the engine {capabilities.engine} does not report which ids could be sampled.",
-                param="/support",
-            )
-        return asked
-
-    def _canonical(self, choice: str) -> Canonical:
-        try:
-            return self.rewrite_rules.chosen(choice)
-        except UnknownRewrite as error:
-            hint = nearest(error.name, error.known)
-            raise InvalidRequest(f"canonical: {error}.{hint}", param="/canonical") from error
 
     async def decoded(self, request: Request, decode: Callable[[bytes], T]) -> T:
         """The request's body, decoded on a worker if it is large, because Python checks every value in it."""

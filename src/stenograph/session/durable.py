@@ -195,6 +195,7 @@ def opening_of(session: Session, model: ModelMark) -> SessionOpened:
         request=session.opened_by,
         support=options.support,
         compat=options.compat,
+        cache_salt=options.cache_salt,
     )
 
 
@@ -312,6 +313,7 @@ def _options(opened: SessionOpened, matcher_of: MatcherOf) -> SessionOptions:
         group=opened.group,
         support=opened.support,
         compat=opened.compat,
+        cache_salt=opened.cache_salt,
     )
 
 

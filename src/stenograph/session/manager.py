@@ -21,6 +21,7 @@ from stenograph.core.history_kinds import Compat
 from stenograph.core.stages import Stage, StageTimes
 from stenograph.core.telemetry import SessionEnd, Telemetry, TurnEnd, TurnReport
 from stenograph.core.types import RequestId, SessionId
+from stenograph.core.weights import CacheSalt
 from stenograph.session.admission import Caller, Capacity, Limits, Place
 from stenograph.session.budgets import spent_budget
 from stenograph.session.durable import Keeper
@@ -64,7 +65,7 @@ class SessionManager(Sessions):
         super().__init__(
             clock=services.clock, limits=limits, telemetry=telemetry, shelf=shelf, capacity=capacity, digits=digits
         )
-        self._services = services
+        self._services, self.weights = services, services.weights
         self._turns: set[RequestTask] = set()
 
     def __repr__(self) -> str:
@@ -340,6 +341,7 @@ class SessionManager(Sessions):
         opened_at = session.created_at if session is not None else services.clock.wall()
         capabilities = services.engine.capabilities
         opened = openings(request, seats=seats, services=services, capabilities=capabilities, opened_at=opened_at)
+        salt = session.options.cache_salt if session else CacheSalt.at(services.cache_salt, self.weights.version)
         turns: list[TurnRun] = []
         reply_id, is_one = "", len(opened) == 1
         for index, opening in enumerate(opened):
@@ -357,6 +359,7 @@ class SessionManager(Sessions):
                     stages=stages if is_one else StageTimes(start=stages.start, ends=dict(stages.ends)),
                     services=services,
                     wants_support=session is not None and session.options.support,
+                    cache_salt=salt,
                     trace=None if caller.trace is None else caller.trace.generation(request_id),
                 )
             )

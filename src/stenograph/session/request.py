@@ -160,16 +160,15 @@ class RequestRun:
             async with asyncio.timeout(self._services.timeout_s or NO_DEADLINE_S) as self._deadline:
                 if self._abort_requested:  # before the first step
                     self._begin_grace()
-                if weights.is_held:
-                    await self._wait_for(weights)
-                weights.runs.add(self)
                 if len(self.turns) == 1:
                     await self.turns[0].open()  # position, render
                     self._grant()
+                    await self._let_in(weights)
                     await self.turns[0].sample()  # sample, validate, parse
                 else:
                     await _side_by_side(self.turns, TurnRun.open)
                     self._grant()
+                    await self._let_in(weights)
                     await _side_by_side(self.turns, TurnRun.sample)
                 if self._keep is None:
                     return self._commit()
@@ -200,8 +199,9 @@ class RequestRun:
         if left_s is not None and self._deadline is not None and not self._abort_requested:
             self._deadline.reschedule(asyncio.get_running_loop().time() + left_s)
 
-    async def _wait_for(self, weights: Weights) -> None:
-        """Wait at the gate, until it is open or the request is aborted."""
+    async def _let_in(self, weights: Weights) -> None:
+        """Wait at the gate, until it is open or the request is aborted. Between it and the engine nothing is awaited:
+        a change that begins later finds the request at the engine, none meets it with the name of other weights."""
         while weights.is_held and not self._abort_requested:
             self._held = weights.opened()
             try:
@@ -209,6 +209,7 @@ class RequestRun:
             finally:
                 self._held.cancel()
         self._held = None
+        weights.runs.add(self)
 
     def _grant(self) -> None:
         """Settle how much each turn may sample. Of what the session leaves, each gets the same share."""

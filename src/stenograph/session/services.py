@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stenograph.core.clock import Clock
+from stenograph.core.weights import SaltPolicy
 from stenograph.engine.base import Engine
 from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.pool import CpuPool
@@ -24,7 +25,8 @@ class TurnServices:
     that does not set them, nor its session. `share` does work that holds the GIL in pieces.
     `tokenizer` makes ids of the text of completions and of chats without a session; None: `renderer` does, on `pool`.
     `kind_rules` label the requests of sessions. Of the `rewrite_rules` chats are under those of `canonical`, unless
-    their session has its own. `weights` names those of an engine that does not, and holds new turns while they change.
+    their session has its own. `weights` names those of an engine that does not, and holds new turns while they change;
+    `cache_salt` is that of turns without a session.
     """
 
     engine: Engine
@@ -41,3 +43,4 @@ class TurnServices:
     rewrite_rules: RewriteRules = field(default_factory=lambda: RewriteRules.read(SHIPPED_RULES))
     canonical: Canonical = field(default_factory=Canonical)
     weights: Weights = field(default_factory=Weights)
+    cache_salt: SaltPolicy = SaltPolicy.FOLLOW

@@ -12,6 +12,7 @@ from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome, TokenFate
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.types import RequestId, SessionId
+from stenograph.core.weights import FOLLOWING, CacheSalt
 from stenograph.session.kept import KeptReply, StoredReply
 from stenograph.session.ledger import RequestLedger
 from stenograph.session.retries import RequestIdentity, StoredIdentity
@@ -30,7 +31,7 @@ class SessionOptions:
 
     `ttl_s`: seconds without a chat after which the session is dropped. Its requests are under the rules of `sampling`
     and of `canonical`. `group` names the rollouts that a trainer compares with each other. `support`: its engine is
-    asked which ids could be sampled. `compat` is another server's contract that it keeps to.
+    asked which ids could be sampled. `compat` is another server's contract that it keeps to. `cache_salt`: see there.
     """
 
     history: HistoryKind = HistoryKind.STRANDS
@@ -47,6 +48,7 @@ class SessionOptions:
     group: str | None = None
     support: bool = False
     compat: Compat | None = None
+    cache_salt: CacheSalt = FOLLOWING
 
 
 def _ignore() -> None:

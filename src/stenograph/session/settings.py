@@ -8,6 +8,7 @@ from pathlib import Path
 
 from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
 from stenograph.core.settings import Switch, choice, folder, seconds, setting, text, whole_number
+from stenograph.core.weights import SaltPolicy
 
 
 class OverBudget(enum.StrEnum):
@@ -76,6 +77,12 @@ class SessionSettings:
         choice(Switch),
         "Whether sessions that do not say so record which ids could be sampled beside each token, where a grammar or"
         " truncation rules some out; with an engine that reports it.",
+    )
+    cache_salt: SaltPolicy = setting(
+        SaltPolicy.FOLLOW,
+        choice(SaltPolicy),
+        "The version of the weights by which the engine's cache is kept apart, for sessions that do not say: the one"
+        " that a session began with, the one that samples now, or none.",
     )
     require_logprobs: RequiredLogprobs | None = setting(
         None,

@@ -37,6 +37,7 @@ from stenograph.core.types import (
     SamplingParams,
     Usage,
 )
+from stenograph.core.weights import FOLLOWING, CacheSalt
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.validate import TurnCollector
 from stenograph.offload.memory import untrack
@@ -71,6 +72,7 @@ class TurnRun:
         stages: StageTimes,
         services: TurnServices,
         wants_support: bool = False,
+        cache_salt: CacheSalt = FOLLOWING,
         trace: TraceContext | None = None,
     ) -> None:
         self.request_id = request_id
@@ -88,6 +90,7 @@ class TurnRun:
         self._affinity_key = affinity_key
         self._services = services
         self._wants_support = wants_support
+        self._cache_salt = cache_salt
         self._trace = trace
         self._requested_at = services.clock.wall()
         self.capabilities: Capabilities
@@ -172,19 +175,23 @@ class TurnRun:
             )
 
     async def sample(self) -> None:
-        """Sample, validate and parse chunk by chunk, feeding the watchers. Raises UpstreamError and its kin."""
+        """Sample, validate and parse chunk by chunk, feeding the watchers. Raises UpstreamError and its kin.
+
+        From the check for an early end to the engine's taking the request there is no await: no abort falls between.
+        """
         services, params, request, prompt = self._services, self.params, self._request, self.prompt
-        capabilities = self.capabilities
+        capabilities, weights = self.capabilities, self._services.weights
         tools = self.opening.context.tools if capabilities.parses else ()
-        num_changes = services.weights.num_changes
         is_held = bool(tools) and is_held_by_engine(tools, self.opening.tool_choice)
-        self.policy = capabilities.policy or capabilities.model
+        self.policy, num_changes = capabilities.policy or capabilities.model, weights.num_changes
+        salt = None if weights.version is None else self._cache_salt.of(weights.version, capabilities.salt_policies)
         collector = TurnCollector(
             vocab_size=capabilities.vocab_size,
             max_tokens=params.max_tokens,
             num_prompt=prompt.num_tokens,
             logprobs_kind=reported_kind(capabilities.logprobs, params, is_forced=is_held),
-            weight_version=services.weights.version,
+            weight_version=weights.version,
+            cached_from=salt,
         )
         parser: Parser | None = None
         generate = GenerateRequest(
@@ -195,12 +202,11 @@ class TurnRun:
             affinity_key=self._affinity_key,
             streams=request.reply.stream,
             priority=request.priority,
+            cache_salt=salt,
             trace=self._trace,
         )
         try:
-            # From this check to the engine's taking the request there is no await: no abort falls between.
-            source = _nothing() if self._ends_early else services.engine.generate(generate)
-            async with aclosing(source) as chunks:
+            async with aclosing(_nothing() if self._ends_early else services.engine.generate(generate)) as chunks:
                 async for chunk in chunks:
                     self.meter.sampled(chunk.num_sampled, services.clock.monotonic(), chunk.unasked_replay)
                     taken = collector.add(chunk)

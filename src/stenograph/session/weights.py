@@ -113,9 +113,9 @@ class Weights:
         """Name of the oldest weights that may have sampled for a turn that began at `num_changes`."""
         return self._names[num_changes // 2]
 
-    def learn(self, version: str | None) -> None:
-        """Take an engine's word for the name of the weights that are there, if nobody has said it here."""
-        self.version = self._names[-1] = self.version or version
+    def name(self, version: str | None) -> None:
+        """Take an engine's word for the name of the weights that are there."""
+        self.version = self._names[-1] = version
 
     def begin_change(self) -> None:
         """Other weights come: hold new turns, and stop the clocks of those that run, until `end_change`."""
@@ -218,7 +218,8 @@ class WeightSync:
     async def find_version(self) -> str | None:
         """Name of the weights that sample now. An engine is asked where nobody has said it."""
         if self.weights.version is None:
-            self.weights.learn(await self._engine.find_version())
+            version = await self._engine.find_version()
+            self.weights.name(self.weights.version or version)
         return self.weights.version
 
     async def update(self, command: UpdateWeights, *, aborts: bool) -> SyncResult:

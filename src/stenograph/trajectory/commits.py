@@ -19,6 +19,7 @@ from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.strand_kinds import UNLABELLED, Label
 from stenograph.core.types import SessionId
+from stenograph.core.weights import FOLLOWING, CacheSalt
 from stenograph.trajectory.canonical import Canonical
 from stenograph.trajectory.turn import CommittedTurn, Node
 
@@ -74,6 +75,7 @@ class SessionOpened:
     request: RequestMark | None = None
     support: bool = False
     compat: Compat | None = None
+    cache_salt: CacheSalt = FOLLOWING
 
 
 class StrandOpened(Struct, frozen=True, kw_only=True, gc=False):

@@ -44,6 +44,7 @@ from stenograph.core.types import (
     WeightSpan,
     token_ids,
 )
+from stenograph.core.weights import CacheSalt, SaltPolicy
 from stenograph.store.base import StoredRow, StoredSession, checked_payloads
 from stenograph.store.codec.commits import (
     decode_commit,
@@ -175,6 +176,7 @@ def sampled_turns(draw: Any) -> SampledTurn:
         forced=draw(maybe(st.binary(min_size=num, max_size=num))),
         mixed=mixed,
         support=draw(maybe(st.binary(max_size=9))),
+        cached_from=draw(maybe(texts)),
     )
 
 
@@ -268,6 +270,7 @@ openings = st.builds(
     group=maybe(texts),
     support=st.booleans(),
     compat=maybe(st.sampled_from(Compat)),
+    cache_salt=st.builds(CacheSalt, policy=st.sampled_from(SaltPolicy), pinned=maybe(texts)),
     request=maybe(marks),
     canonical=st.builds(
         Canonical,
@@ -392,19 +395,21 @@ def test_rows_that_were_written_before_their_last_fields_are_read(
     commit, nodes = made
     written = msgspec.msgpack.decode(encode_commit(commit))
     for turn in written[0]:
-        assert len(turn[6]) == 18
+        assert len(turn[6]) == 19
         del turn[6][15:]
     back = decode_commit(memoryview(msgspec.msgpack.encode(written)), nodes.__getitem__)
     without: list[PlacedTurn] = []
     for one in commit.turns:
-        sampled = structs.replace(one.turn.sampled, support=None, mixed=None)
+        sampled = structs.replace(one.turn.sampled, support=None, mixed=None, cached_from=None)
         if sampled.replay is not None:
             sampled = structs.replace(sampled, replay=structs.replace(sampled.replay, first_row=0))
         without.append(structs.replace(one, turn=structs.replace(one.turn, sampled=sampled)))
     assert bits(back) == bits(structs.replace(commit, turns=tuple(without)))
     row = msgspec.msgpack.decode(encode_opened(opened))
     old = decode_opened(memoryview(msgspec.msgpack.encode(row[:15])))
-    assert bits(old) == bits(dataclasses.replace(opened, support=False, compat=None, budgets=Budgets()))
+    assert bits(old) == bits(
+        dataclasses.replace(opened, support=False, compat=None, budgets=Budgets(), cache_salt=CacheSalt())
+    )
     row[8][:2] = [7, 9]  # as limits, where the budgets stand now
     old = decode_opened(memoryview(msgspec.msgpack.encode(row[:16])))
     assert old.budgets == Budgets(max_turns=7, max_total_tokens=9)
@@ -426,12 +431,12 @@ def test_an_outcome_comes_back_bit_for_bit(outcome: SessionOutcome) -> None:
 def test_no_field_of_a_stored_value_is_forgotten_by_the_codec() -> None:
     """The strategies above name each: a field that is added has to be written, and comes here."""
     known = {
-        CommittedTurn: 20, SampledTurn: 14, SessionOpened: 17, SessionCommit: 5, PlacedTurn: 4, RequestMark: 7,
+        CommittedTurn: 20, SampledTurn: 15, SessionOpened: 18, SessionCommit: 5, PlacedTurn: 4, RequestMark: 7,
         LedgerRow: 16, SamplingParams: 18, Message: 6, Tool: 3, ToolCall: 3, Replay: 3, PromptContext: 4,
         ParsedReply: 3, AppliedRewrite: 5, SamplingRules: 2,
         DropRule: 3, PinRule: 4, Canonical: 2, StrandOpened: 4, Remaining: 2, Label: 3, StageTimes: 2,
         SessionOutcome: 3, ToolChoice: 2, ParseFault: 4, EngineTimes: 4, Finish: 2, WeightSpan: 3, TopLogprob: 2,
-        ModelMark: 2, Grammar: 2, Day: 1, Budgets: 4,
+        ModelMark: 2, Grammar: 2, Day: 1, Budgets: 4, CacheSalt: 2,
     }  # fmt: skip
     assert {kind: len(fields_of(kind)) for kind in known} == known
 

@@ -4,6 +4,7 @@ Owns the two interfaces, `EngineAdapter` and `EngineReading`, and what all adapt
 connection: `HttpEngine` does, and knows no engine.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
@@ -211,6 +212,38 @@ def _refused(http: HttpReply, body: bytes, told: _ToldRefusal) -> UpstreamRefuse
     return UpstreamRefused(
         status=http.status, content_type=http.content_type, headers=http.headers, body=body, said=said or ""
     )
+
+
+async def probed_fault(adapter: EngineAdapter, ask: Ask) -> str:
+    """The fault that the first path found reports, or that no path was found; empty where nothing is wrong. Raises
+    UpstreamError."""
+    told: list[str] = []
+    for path in adapter.probe_paths:
+        status = (await ask("GET", path)).status
+        if status >= 500:
+            return f"GET {path} answered {status}"
+        if status not in NOT_THERE:
+            return ""
+        told.append(f"GET {path} answered {status}")
+    return f"{', '.join(told)}: there is no {adapter.capabilities.engine} server at this address"
+
+
+async def carried_out(
+    adapter: EngineAdapter, ask: Ask, command: WeightCommand, calls: Sequence[Call] | str
+) -> ControlReply:
+    """Make the requests of a command until one is refused; a text says why there are none. Raises UpstreamError."""
+    if isinstance(calls, str):
+        return ControlReply(problem=calls)
+    num_paused, notes, left = 0, list[str](), deque(calls)
+    while left:
+        call = left.popleft()
+        told = adapter.control_reply(command, call, await ask("POST", call.path, call.body, call.headers))
+        if told.problem:
+            return told
+        num_paused += told.num_paused
+        notes += [told.note] if told.note else []
+        left.extendleft(reversed(told.then))
+    return ControlReply(note="; ".join(notes), num_paused=num_paused)
 
 
 async def list_models(ask: Ask) -> HttpReply:

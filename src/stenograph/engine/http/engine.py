@@ -8,8 +8,7 @@ hung up, so every way out before the reply was whole also aborts by the request'
 import asyncio
 import contextlib
 import logging
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,11 +17,19 @@ from typing import TypeVar
 from msgspec import Struct
 from yarl import URL
 
-from stenograph.core.errors import EngineUnavailable, StenographError, UpstreamError, UpstreamUnreachable
+from stenograph.core.errors import EngineUnavailable, StartupError, StenographError, UpstreamError, UpstreamUnreachable
 from stenograph.core.types import Chunk, Finish, FinishReason, RequestId
-from stenograph.core.weights import ControlAnswer, NameWeights, UpdateWeights, WeightCommand
+from stenograph.core.weights import UNNAMED, ControlAnswer, NameWeights, UpdateWeights, WeightCommand
 from stenograph.engine.base import AFFINITY_HEADER, Capabilities, Engine, EngineHealth, EngineState, GenerateRequest
-from stenograph.engine.http.adapter import NOT_THERE, Call, ControlReply, EngineAdapter, EngineReading
+from stenograph.engine.http.adapter import (
+    Ask,
+    Call,
+    ControlReply,
+    EngineAdapter,
+    EngineReading,
+    carried_out,
+    probed_fault,
+)
 from stenograph.engine.http.transport import DEFAULT_MAX_REPLY_BYTES, EngineTransport, Headers, HttpReply
 from stenograph.offload.body_slots import BodySlots
 
@@ -34,7 +41,6 @@ FIRST_ABORT_PAUSE_S = 0.1
 LONGEST_ABORT_PAUSE_S = 2.0
 ABORT_DEADLINE_S = 5.0
 PROBE_DEADLINE_S = 5.0
-UNNAMED = "default"  # SGLang's and vLLM's name of the weights that they start with, if nobody named them
 SESSION_HEADER = "x-session-id"
 """The same for other routers."""
 CLOSE_GRACE_S = 2.0
@@ -46,7 +52,8 @@ MAX_SAID = 8
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpEngineOptions:
     """Address of an engine's server, or of a router before several, and the key that it asks for. `control_timeout_s`:
-    how long it may take to load weights."""
+    how long it may take to load weights. `check` is what else is
+    asked of it when it comes up; StartupError says that it is not to be used as it is."""
 
     url: str
     api_key: str | None = field(default=None, repr=False)
@@ -54,6 +61,7 @@ class HttpEngineOptions:
     probe_pause_s: float = 3.0
     control_timeout_s: float = 600.0
     max_reply_bytes: int = DEFAULT_MAX_REPLY_BYTES
+    check: Callable[[EngineAdapter, Ask], Awaitable[None]] | None = None
 
 
 class _RunningExchange(Struct):
@@ -128,7 +136,8 @@ class HttpEngine(Engine):
         return self._health
 
     async def start(self) -> None:
-        """Open the connection pool and probe once. An engine that is not there yet is DOWN, not an error."""
+        """Open the connection pool and probe once. An engine that is not there yet is DOWN, not an error. Raises
+        StartupError for one that fails the options' check, which is DOWN where it comes up later."""
         self._transport.open()
         await self._probe()
         self._own(self._watch(), name=f"{self._name}-probe")
@@ -162,8 +171,10 @@ class HttpEngine(Engine):
                     yield chunk
         finally:
             self._end(request_id)
-        if exchange is not None:
-            self._judge_stream(exchange, running)
+        if exchange is not None and exchange.cancelled():
+            self._check_cut(running)
+        elif exchange is not None:
+            self._judge(exchange.exception())
         if running.was_cut:
             yield Chunk(ids=(), logprobs=(), finish=Finish(reason=FinishReason.ABORT))
 
@@ -214,7 +225,7 @@ class HttpEngine(Engine):
         calls, told = self._adapter.control_calls(command), ControlReply()
         try:
             async with asyncio.timeout(self._options.control_timeout_s):
-                told = ControlReply(problem=calls) if isinstance(calls, str) else await self._told(command, calls)
+                told = await carried_out(self._adapter, self._ask, command, calls)
         except UpstreamError as error:
             told = ControlReply(problem=error.message)
         except TimeoutError:
@@ -224,20 +235,6 @@ class HttpEngine(Engine):
             self._become(EngineState.READY, self._adapter.capabilities.note)
             self._doubt.set()
         return (ControlAnswer(name=self.name, problem=told.problem, note=told.note, num_paused=told.num_paused),)
-
-    async def _told(self, command: WeightCommand, calls: Sequence[Call]) -> ControlReply:
-        """Make the requests of a command until one is refused. Raises UpstreamError."""
-        num_paused, notes, left = 0, list[str](), deque(calls)
-        while left:
-            call = left.popleft()
-            http = await self._ask("POST", call.path, call.body, call.headers)
-            told = self._adapter.control_reply(command, call, http)
-            if told.problem:
-                return told
-            num_paused += told.num_paused
-            notes += [told.note] if told.note else []
-            left.extendleft(reversed(told.then))
-        return ControlReply(note="; ".join(notes), num_paused=num_paused)
 
     async def aclose(self) -> None:
         """End everything: generations with EngineUnavailable, after their aborts were sent to the engine."""
@@ -351,12 +348,6 @@ class HttpEngine(Engine):
         if not running.was_cut or self._closing:
             raise EngineUnavailable("The turn was lost: the engine was stopped.")
 
-    def _judge_stream(self, exchange: "asyncio.Task[None]", running: _RunningExchange) -> None:
-        if exchange.cancelled():
-            self._check_cut(running)
-        else:
-            self._judge(exchange.exception())
-
     def _judge(self, error: BaseException | None) -> None:
         """Raise what an exchange ended with, and learn from it how the engine is."""
         if isinstance(error, UpstreamUnreachable):
@@ -398,17 +389,23 @@ class HttpEngine(Engine):
                 async with asyncio.timeout(self._options.probe_pause_s):
                     await self._doubt.wait()
             self._doubt.clear()
-            await self._probe()
+            try:
+                await self._probe()
+            except StartupError as error:
+                self._become(EngineState.DOWN, str(error))
 
     async def _probe(self) -> None:
+        """Find out how the engine is. Raises StartupError as the options' check does."""
         path = self._adapter.probe_paths[0]
         try:
             async with asyncio.timeout(PROBE_DEADLINE_S):
-                fault = await self._probed_fault()
+                fault = await probed_fault(self._adapter, self._ask)
                 if not fault and not self._is_discovered:
                     await self._adapter.discover(self._ask)
                     await self._check_version()
-                    self._is_discovered = True
+            if not fault and not self._is_discovered and self._options.check is not None:
+                await self._options.check(self._adapter, self._ask)
+            self._is_discovered = not fault
         except UpstreamError as error:
             self._become(EngineState.DOWN, error.reason if isinstance(error, UpstreamUnreachable) else error.message)
         except TimeoutError:
@@ -445,18 +442,6 @@ class HttpEngine(Engine):
         self._has_to_have(version)
         self._lacks = f"it has not taken the weights {version!r}, and has {found}"
         self._become(EngineState.DOWN, self._lacks)
-
-    async def _probed_fault(self) -> str:
-        """The fault that the first path found reports, or that no path was found; empty where nothing is wrong."""
-        told: list[str] = []
-        for path in self._adapter.probe_paths:
-            status = (await self._ask("GET", path)).status
-            if status >= 500:
-                return f"GET {path} answered {status}"
-            if status not in NOT_THERE:
-                return ""
-            told.append(f"GET {path} answered {status}")
-        return f"{', '.join(told)}: there is no {self._name} server at this address"
 
     async def _ask(
         self, method: str, target: str, body: bytes = b"", headers: Headers = (), *, routing: Headers = ()

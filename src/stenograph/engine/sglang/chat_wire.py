@@ -59,6 +59,7 @@ from stenograph.engine.sglang.request import (
     as_json,
     priority_parts,
     replay_parts,
+    salt_parts,
     sampling_fields,
     support_parts,
 )
@@ -84,6 +85,8 @@ def encode_request(
     parts += [b',"logprobs":true', form, b',"no_stop_trim":false']
     if request.priority is not None:
         parts += priority_parts(request.priority)
+    if request.cache_salt is not None:
+        parts += salt_parts(request.cache_salt)
     if request.affinity_key is not None:
         parts += [b',"session_id":', as_json(request.affinity_key)]
     if replay is not ReplayKind.NONE:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from stenograph.core.errors import StenographError
 from stenograph.core.types import LogprobsKind, LogprobsReport, RepetitionOver, RequestId
-from stenograph.core.weights import WeightCommand
+from stenograph.core.weights import SaltPolicy, WeightCommand
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.http.adapter import (
     MODELS_PATH,
@@ -66,6 +66,7 @@ class SGLangGenerate(EngineAdapter):
             logprobs=LogprobsReport(kind=logprobs, after_constraints=True),
             reports_support=True,
             max_support_top_k=MAX_SUPPORT_TOP_K,
+            salt_policies=frozenset(SaltPolicy),
             repetition_over=RepetitionOver.TURN,
         )
         self._replay = replay

@@ -45,6 +45,7 @@ from stenograph.engine.sglang.request import (
     as_json,
     priority_parts,
     replay_parts,
+    salt_parts,
     sampling_fields,
     support_parts,
 )
@@ -65,6 +66,7 @@ def encode_generate(request: GenerateRequest, *, replay: ReplayKind) -> bytes:
     if params.num_top_logprobs:
         parts += [b',"top_logprobs_num":', as_json(params.num_top_logprobs)]
     parts += priority_parts(request.priority)
+    parts += salt_parts(request.cache_salt)
     if request.affinity_key is not None:
         parts += [b',"session_id":', as_json(request.affinity_key)]
     parts += replay_parts(replay, request.prompt.first_new_row)

@@ -55,6 +55,12 @@ def sampling_fields(params: SamplingParams) -> dict[str, object]:
     return fields
 
 
+def salt_parts(salt: str | None) -> Iterator[bytes]:
+    """The member that keeps the cache apart by a salt, with a comma before it. Every route of SGLang takes this one."""
+    if salt is not None:
+        yield b',"extra_key":' + as_json(salt)
+
+
 def priority_parts(priority: int | None) -> Iterator[bytes]:
     """The member with the request's priority, with a comma before it."""
     if priority is not None:

@@ -15,7 +15,7 @@ from msgspec import structs
 from stenograph.core.errors import ContextLengthExceeded, StenographError, UpstreamInvalid
 from stenograph.core.logprobs import has_support
 from stenograph.core.types import Chunk, LogprobsKind, LogprobsReport, RequestId, SamplingParams, token_ids
-from stenograph.core.weights import WeightCommand
+from stenograph.core.weights import SaltPolicy, WeightCommand
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.http.adapter import (
     PROBE_PATHS,
@@ -80,6 +80,7 @@ class VLLM(EngineAdapter):
             streams=True,
             takes_json=True,
             logprobs=LogprobsReport(kind=logprobs),
+            salt_policies=frozenset(SaltPolicy),
         )
 
     def __repr__(self) -> str:

@@ -38,6 +38,7 @@ def encode_request(
     parts = [b'{"model":', _json(model), b',"request_id":', _json(request.request_id)]
     if request.priority is not None:
         parts.append(b',"priority":%d' % request.priority)
+    parts += salt_parts(request.cache_salt)
     if streams:
         parts.append(b',"stream":true,"stream_options":{"include_usage":true}')
     sampling = b"".join(_sampling_parts(request.params))
@@ -52,6 +53,12 @@ def encode_request(
         parts += [b',"return_token_ids":true,"return_tokens_as_token_ids":true,', sampling]
         parts += [b',"prompt":[', *request.prompt.json_parts, b"]}"]
     return b"".join(parts)
+
+
+def salt_parts(salt: str | None) -> Iterator[bytes]:
+    """The member that keeps the cache apart by a salt, with a comma before it."""
+    if salt is not None:
+        yield b',"cache_salt":' + _json(salt)
 
 
 def abort_ids(request_id: str, route: VLLMRoute) -> Sequence[str]:

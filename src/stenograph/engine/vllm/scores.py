@@ -22,7 +22,7 @@ from stenograph.core.ids_json import encode_ids, join_ids
 from stenograph.core.types import TopLogprob
 from stenograph.engine.base import GenerateRequest
 from stenograph.engine.rows import decoded
-from stenograph.engine.vllm.request import VLLMRoute
+from stenograph.engine.vllm.request import VLLMRoute, salt_parts
 from stenograph.engine.vllm.wire import NO_LOGPROB, VLLM_LAWS, VLLMSpan, check_request
 
 
@@ -62,9 +62,10 @@ def encode_scoring(request: GenerateRequest, ids: "array[int]", *, route: VLLMRo
     prompt = request.prompt.json
     both = join_ids((prompt, encode_ids(ids)))
     asked = b'"temperature":0,"max_tokens":1,"prompt_logprobs":%d' % request.params.num_top_logprobs
-    head = b'{"model":%b,"request_id":%b,' % (
+    head = b'{"model":%b,"request_id":%b%b,' % (
         msgspec.json.encode(model),
         msgspec.json.encode(scoring_id(request)),
+        b"".join(salt_parts(request.cache_salt)),
     )
     if route is VLLMRoute.GENERATE:
         return b"".join((head, b'"sampling_params":{', asked, b'},"token_ids":[', both, b"]}"))

@@ -13,6 +13,7 @@ from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.strand_kinds import UNLABELLED, Label, StrandKind
 from stenograph.core.types import SessionId
+from stenograph.core.weights import FOLLOWING, CacheSalt, SaltPolicy
 from stenograph.store.codec.rows import RowDamaged
 from stenograph.store.codec.scalars import (
     maybe_read,
@@ -67,6 +68,7 @@ class _WrittenOpening(msgspec.Struct, array_like=True, frozen=True, gc=False):
     support: bool = False  # older rows end before these
     compat: str | None = None
     budgets: dict[str, int | str] | None = None  # older rows have two of them as limits
+    cache_salt: tuple[str, _Text] | None = None
 
 
 class _WrittenOutcome(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -139,6 +141,7 @@ def encode_opened(opened: SessionOpened) -> bytes:
             support=opened.support,
             compat=opened.compat,
             budgets=msgspec.to_builtins(opened.budgets),
+            cache_salt=(opened.cache_salt.policy, maybe_written(opened.cache_salt.pinned)),
         )
     )
 
@@ -168,6 +171,7 @@ def decode_opened(payload: memoryview) -> SessionOpened:
             request=None if written.request is None else _request_read(written.request),
             support=written.support,
             compat=None if written.compat is None else Compat(written.compat),
+            cache_salt=_cache_salt_read(written.cache_salt),
         )
     except (ValueError, TypeError, KeyError, re.error) as error:
         raise RowDamaged(f"its content cannot be read: {error}") from error
@@ -210,6 +214,12 @@ def _budgets_read(written: _WrittenOpening) -> Budgets:
     if written.budgets is None:
         return Budgets(max_turns=written.limits[0], max_total_tokens=written.limits[1])
     return msgspec.convert(written.budgets, Budgets)
+
+
+def _cache_salt_read(written: tuple[str, _Text] | None) -> CacheSalt:
+    if written is None:
+        return FOLLOWING
+    return CacheSalt(policy=SaltPolicy(written[0]), pinned=maybe_read(written[1]))
 
 
 def _pattern_written(pattern: re.Pattern[str] | None) -> _WrittenPattern | None:

@@ -63,6 +63,7 @@ class _WrittenSampled(msgspec.Struct, array_like=True, frozen=True, gc=False):
     mixed: tuple[_Text] | None = None  # older rows end before these
     support: bytes | None = None
     first_row: int = 0
+    cached_from: _Text = None
 
 
 class WrittenTurn(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -228,6 +229,7 @@ def _sampled_written(sampled: SampledTurn) -> _WrittenSampled:
         mixed=None if sampled.mixed is None else (maybe_written(sampled.mixed.oldest),),
         support=sampled.support,
         first_row=0 if replay is None else replay.first_row,
+        cached_from=maybe_written(sampled.cached_from),
     )
 
 
@@ -255,6 +257,7 @@ def _sampled_read(written: _WrittenSampled) -> SampledTurn:
         forced=written.forced,
         mixed=None if written.mixed is None else MixedWeights(oldest=maybe_read(written.mixed[0])),
         support=written.support,
+        cached_from=maybe_read(written.cached_from),
     )
 
 

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from stenograph.testing.standins.faults import Answer, Fault, FaultyConnection, HttpRequest, Pairs, send, send_events
+from stenograph.testing.standins.weight_versions import CachedPrompt, CacheKey, PrefixCache
 
 Logprobs = Sequence[tuple[int, float]]
 """Ids and their logprobs."""
@@ -82,8 +83,8 @@ class AskedRequest:
 
 @dataclass(slots=True)
 class Play:
-    """A script under way for one request. `versions` are the weights' for each token that was drawn in a stream, or
-    before it was held."""
+    """A script under way for one request, whose prompt is `cached` in the server's cache, if that has one. `versions`
+    are the weights' for each token that was drawn in a stream, or before it was held."""
 
     rid: str
     script: ReplyScript
@@ -92,6 +93,7 @@ class Play:
     aborted: bool = False
     num_aborts: int = 0
     versions: list[str | int | None] = field(default_factory=list[str | int | None])
+    cached: CachedPrompt | None = None
 
     @property
     def finish(self) -> str:
@@ -119,6 +121,11 @@ class Play:
         return self.script.tops[: len(self.ids)] or ([made_up] * len(self.ids) if made_up else [])
 
     @property
+    def num_cached(self) -> int:
+        """Tokens of the prompt that were cached: as found, or as planned."""
+        return self.script.num_cached if self.cached is None else self.cached.num_found
+
+    @property
     def num_prompt(self) -> int:
         """The number of ids that were sent."""
         return len(self.asked.json.get("input_ids") or ())
@@ -140,7 +147,7 @@ class PlannedServer(ABC):
     `abort_status` and `health_status` are what those routes answer. `answers` says what is replied where nothing is
     planned, else there is always the same; `routes` answers the paths that the engine does not have, None where there
     is none. Without `remembers` nothing is kept of what was asked: for servers that run for long. `weight_version`
-    replaces that of the scripts.
+    replaces that of the scripts, and a `cache` what they say was cached.
     """
 
     def __init__(
@@ -166,6 +173,7 @@ class PlannedServer(ABC):
         """The reason why it takes no new weights; None: it takes them."""
         self.loaded: list[str] = []
         """Folders of weights that it has taken."""
+        self.cache: PrefixCache | None = None
         self._unplanned = unplanned
         self._answers = answers
         self._routes = routes
@@ -293,6 +301,10 @@ class PlannedServer(ABC):
     def id_of(self, asked: AskedRequest) -> str:
         """The id by which a request can be aborted."""
 
+    def _cache_key(self, asked: AskedRequest) -> CacheKey:
+        """Its place in a cache."""
+        return CacheKey((), None)
+
     @abstractmethod
     def _answer(self, asked: AskedRequest, path: str) -> Answer:
         """The routes that answer at once."""
@@ -350,6 +362,8 @@ class PlannedServer(ABC):
     async def _serve(self, connection: FaultyConnection, asked: AskedRequest, path: str) -> None:
         await self._arrivals.wait()
         play = Play(rid=self.id_of(asked), script=self._next_script(asked), asked=asked)
+        if self.cache is not None:
+            play.cached = self.cache.find(self._cache_key(asked), self._version(play.script))
         self._plays.append(play)
         if self._remembers:
             self.requests.append(asked)
@@ -360,6 +374,8 @@ class PlannedServer(ABC):
             sent = True
             if not goes_on:
                 connection.end()
+            if play.cached is not None:
+                play.cached.keep(play.ids, play.versions)
         finally:
             self._plays.remove(play)
             if self._remembers and not sent and connection.is_lost:
@@ -463,17 +479,6 @@ class PlannedServer(ABC):
 
 async def _never() -> None:
     """A gate that is open: for routes that answer at once, and scripts that are released."""
-
-
-def version_spans(versions: Sequence[str | int | None]) -> list[dict[str, Any]]:
-    """Spans of tokens by the weight version that sampled them, as SGLang and vLLM report them: `end` is exclusive."""
-    spans: list[dict[str, Any]] = []
-    for at, version in enumerate(versions):
-        if spans and spans[-1]["version"] == version:
-            spans[-1]["end"] = at + 1
-        else:
-            spans.append({"version": version, "start": at, "end": at + 1})
-    return spans
 
 
 def compact(value: object) -> bytes:

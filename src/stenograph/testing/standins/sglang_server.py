@@ -27,6 +27,7 @@ from stenograph.testing.standins.sglang_parts import (
     finish_reason,
     generate_part,
 )
+from stenograph.testing.standins.weight_versions import CacheKey
 
 CHAT_PATH = "/v1/chat/completions"
 GENERATE_PATH = "/generate"
@@ -114,6 +115,10 @@ class SGLangServer(PlannedServer):
     def id_of(self, asked: AskedRequest) -> str:
         return str(asked.json.get("rid", ""))
 
+    def _cache_key(self, asked: AskedRequest) -> CacheKey:
+        ids = asked.json.get("input_ids") or ()
+        return CacheKey(ids, (asked.json.get("extra_key"), asked.json.get("cache_salt")))
+
     def _answer(self, asked: AskedRequest, path: str) -> Answer:
         match asked.method, path:
             case "POST", "/abort_request":
@@ -130,6 +135,7 @@ class SGLangServer(PlannedServer):
                 return Answer(content_type="")
             case "POST", "/flush_cache":
                 is_refused = self._stands_in_place and self.num_running > 0
+                self._flush(goes_on=not is_refused)
                 return Answer(status=400 if is_refused else 200, content_type="", body=b"" if is_refused else FLUSHED)
             case _:
                 told = self._controlled(asked.method, path, asked.json)
@@ -167,6 +173,7 @@ class SGLangServer(PlannedServer):
             self.loaded.append(str(body.get("model_path")))
             before, self.weight_version = self.weight_version, body.get("weight_version") or self.weight_version
             message += f" Weight version updated to {self.weight_version}." if body.get("weight_version") else ""
+            self._flush(goes_on=not is_held and body.get("flush_cache", True))
             if is_held and body.get("flush_cache", True):
                 problem, self.model_info_version = UNFLUSHED, before or "default"
             else:
@@ -209,6 +216,10 @@ class SGLangServer(PlannedServer):
             case _:
                 told = None
         return told
+
+    def _flush(self, *, goes_on: bool) -> None:
+        if goes_on and self.cache is not None:
+            self.cache.flush()
 
     def _named_version(self) -> str:
         return self.model_info_version or self.weight_version or "default"
@@ -312,7 +323,7 @@ class SGLangServer(PlannedServer):
             tops=play.tops,
             versions=play.versions + [self._version(script)] * (len(play.ids) - len(play.versions)),
             num_prompt=play.num_prompt,
-            num_cached=script.num_cached,
+            num_cached=play.num_cached,
             routed_experts=self._experts(play),
             indexer_topk=script.indexer_topk,
             rows_have_text=script.triples,

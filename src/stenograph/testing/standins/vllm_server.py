@@ -22,8 +22,8 @@ from stenograph.testing.standins.planned_server import (
     ReplyScript,
     compact,
     utf8_text,
-    version_spans,
 )
+from stenograph.testing.standins.weight_versions import CacheKey, version_spans
 
 GENERATE_PATH = "/inference/v1/generate"
 COMPLETIONS_PATH = "/v1/completions"
@@ -86,6 +86,9 @@ class VLLMServer(PlannedServer):
         own = asked.header("x-request-id") or str(asked.json.get("request_id", ""))
         return f"generate-tokens-{own}" if asked.path == GENERATE_PATH else f"cmpl-{own}-0"
 
+    def _cache_key(self, asked: AskedRequest) -> CacheKey:
+        return CacheKey(_prompt(asked), asked.json.get("cache_salt"))
+
     def _answer(self, asked: AskedRequest, path: str) -> Answer:
         match asked.method, path:
             case "GET", "/health":
@@ -136,6 +139,8 @@ class VLLMServer(PlannedServer):
                 self.weight_version = str(asked.json["new_version"])
                 return Answer(body=compact({"success": True, "new_version": self.weight_version}))
             case _:
+                if self.cache is not None:
+                    self.cache.flush()
                 return Answer(body=compact({"success": True}))
 
     def _answer_abort(self, asked: AskedRequest, path: str) -> Answer:
@@ -205,7 +210,7 @@ class VLLMServer(PlannedServer):
 
     def _usage(self, play: Play, num_drawn: int) -> dict[str, Any]:
         num_prompt = len(_prompt(play.asked))
-        details = {"cached_tokens": play.script.num_cached} if self._tells_cached else None
+        details = {"cached_tokens": play.num_cached} if self._tells_cached else None
         total = {"total_tokens": num_prompt + num_drawn, "prompt_tokens_details": details}
         return {"prompt_tokens": num_prompt, "completion_tokens": num_drawn, **total}
 
@@ -227,7 +232,7 @@ class VLLMServer(PlannedServer):
             experts = None if finish is None else _new_rows(script.routed_experts, play.asked)
             choice["routed_experts"] = None if experts is None else base64.b64encode(experts).decode()
         if is_generate:
-            versions = play.versions or [self._version(script)] * len(play.ids)
+            versions = play.versions + [self._version(script)] * (len(play.ids) - len(play.versions))
             choice["weight_versions"] = None if finish is None else version_spans(versions[:end])
             is_whole = not play.asked.json.get("stream")
             told = (script.supports or [(id_,) for id_ in play.ids])[first:end]
