@@ -177,7 +177,8 @@ class _SchemaPattern:
     def _typed(self, members: Mapping[str, object], kind: object, where: str) -> Pattern:
         if not isinstance(kind, str) or kind not in _OF_TYPE:
             raise Unwritable(f"there is the type {json.dumps(kind)[:80]} at {where or '/'!r}")
-        known = frozenset().union(*_OF_TYPE.values()) if isinstance(members.get("type"), list) else _OF_TYPE[kind]
+        none: frozenset[str] = frozenset()
+        known = none.union(*_OF_TYPE.values()) if isinstance(members.get("type"), list) else _OF_TYPE[kind]
         if unknown := members.keys() - known - {"type"}:
             raise Unwritable(f"there is {min(unknown)!r} at {where or '/'!r}")
         match kind:
@@ -219,12 +220,12 @@ class _SchemaPattern:
 
     def _array(self, members: Mapping[str, object], where: str) -> Pattern:
         least, most = _counts(members, "minItems", "maxItems", where)
-        items = members.get("items", True)
-        first = _array(items if isinstance(items, list) else members.get("prefixItems", []), where)
+        is_tuple = isinstance(members.get("items"), list)
+        first = _array(members["items"] if is_tuple else members.get("prefixItems", []), where)
+        if not first and most == 0:
+            return Literal("[]")
         if not first:
-            return (
-                _bracketed(_list_of(self.pattern(items, f"{where}/items"), least, most)) if most != 0 else Literal("[]")
-            )
+            return _bracketed(_list_of(self.pattern(members.get("items", True), f"{where}/items"), least, most))
         if not (least <= len(first) and (most is None or most >= len(first))):
             raise Unwritable(f"there are {len(first)} prefixItems, of which not all may come, at {where or '/'!r}")
         parts = [self.pattern(one, f"{where}/prefixItems/{number}") for number, one in enumerate(first)]
