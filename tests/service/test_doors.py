@@ -113,7 +113,7 @@ def bound(renderer: Renderer) -> set[str]:
 
 def openapi_of(app: Any) -> bytes:
     (served,) = (route.endpoint for route in app._control.app.routes if route.path == "/openapi.json")
-    return bytes(served.__self__.openapi)
+    return bytes(served.__self__.openapi())
 
 
 async def asked(live: Live, name: str, session: str, credential: str | None, carrier: str = "bearer") -> Answer:
