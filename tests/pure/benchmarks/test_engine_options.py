@@ -24,7 +24,7 @@ def check(limits: EngineLimits, num_at_once: int) -> None:
 
 @pytest.mark.parametrize("num_at_once", SIZES)
 def test_a_guided_batch_fits_a_step(num_at_once: int) -> None:
-    check(guided_engine(Namespace(threads=1, concurrency=num_at_once)).limits, num_at_once)
+    check(EngineLimits.of(guided_engine(Namespace(threads=1, concurrency=num_at_once))), num_at_once)
 
 
 @pytest.mark.parametrize("num_at_once", SIZES)
@@ -35,9 +35,9 @@ def test_a_decoding_batch_fits_a_step(tmp_path: Path, num_at_once: int) -> None:
         batches=(1, num_at_once),
         options=Namespace(threads=1, max_tokens=8, prompt_tokens=8),
     )
-    check(plan.engine_options().limits, num_at_once)
+    check(EngineLimits.of(plan.engine_options()), num_at_once)
 
 
 @pytest.mark.parametrize("num_at_once", SIZES)
 def test_a_streaming_batch_fits_a_step(num_at_once: int) -> None:
-    check(engine_options(threads=1, max_batch=num_at_once).limits, num_at_once)
+    check(EngineLimits.of(engine_options(threads=1, max_batch=num_at_once)), num_at_once)
