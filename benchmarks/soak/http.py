@@ -31,7 +31,7 @@ class _SoakMessage(msgspec.Struct):
 
 
 class _ReplyMeta(msgspec.Struct):
-    output_token_logprobs: list[tuple[float, int, None]] = []
+    output_token_logprobs: list[tuple[float, int, str | None]] = []
 
 
 class _WholeChoice(msgspec.Struct):
