@@ -366,12 +366,12 @@ class HttpEngine(Engine):
             pause_s = min(2 * pause_s, LONGEST_ABORT_PAUSE_S)
 
     async def _tell(self, what: str, key: str, call: Call) -> None:
-        where = self._address
+        where, state = self._address, self._health.state
         try:
             async with asyncio.timeout(ABORT_DEADLINE_S):
                 status = await self._transport.post(call.path, call.body, call.headers, lambda reply: reply.status)
         except UpstreamError as error:
-            is_known = isinstance(error, UpstreamUnreachable) and self._health.state is EngineState.DOWN
+            is_known = isinstance(error, UpstreamUnreachable) and EngineState.DOWN in (state, self._health.state)
             level = logging.DEBUG if is_known else logging.WARNING
             log.log(level, "could not %s %s at %s: %s", what, key, where, error.message)
         except TimeoutError:
