@@ -14,6 +14,7 @@ import re
 import resource
 import subprocess
 import sys
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -126,8 +127,12 @@ def measured(model: Path, data: Path) -> dict[str, Figures]:
 
 
 def main() -> int:
-    other = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+    parser = ArgumentParser(prog="scripts/measure-house", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("src", nargs="?", type=Path, help="another tree: only its source is measured")
+    other: Path | None = parser.parse_args().src
     root = other or SRC
+    if not (root / "stenograph").is_dir():
+        parser.error(f"there is no stenograph in {root}")
     whole = size_of(sorted((root / "stenograph").rglob("*.py")))
     said: dict[str, Any] = {
         "files": whole.files, "classes": whole.classes, "lines": whole.lines, "wheel_tokens": whole.tokens,
