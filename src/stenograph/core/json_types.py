@@ -1,9 +1,9 @@
-"""Types of values in JSON replies. Their ranges are `Meta` for /openapi.json; writing a reply does not check them.
+"""Types of values in JSON. Those in replies have their ranges as `Meta` for /openapi.json; writing does not check them.
 
 A reply is a typed dictionary in the module that writes it; http/openapi/schemas.py makes schemas of these.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from msgspec import Meta
@@ -13,3 +13,14 @@ Count = Annotated[int, Meta(ge=0)]
 TokenIds = Sequence[Count]
 Logprob = float
 """In nats."""
+
+KINDS_OF: Mapping[type, frozenset[str]] = {
+    type(None): frozenset({"null"}),
+    bool: frozenset({"boolean"}),
+    int: frozenset({"integer", "number"}),
+    float: frozenset({"number"}),
+    str: frozenset({"string"}),
+    list: frozenset({"array"}),
+    dict: frozenset({"object"}),
+}
+"""The types of a JSON Schema that a decoded value is of, by its Python type."""

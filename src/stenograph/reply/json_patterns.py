@@ -12,6 +12,7 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import combinations
 from typing import cast
 
+from stenograph.core.json_types import KINDS_OF
 from stenograph.reply.lark import STYLE_KEYWORD
 from stenograph.reply.patterns import (
     Chars,
@@ -50,16 +51,6 @@ _OF_TYPE: Mapping[str, frozenset[str]] = {
     "boolean": frozenset(),
     "null": frozenset(),
 }
-_KINDS_OF: Mapping[type, frozenset[str]] = {
-    type(None): frozenset({"null"}),
-    bool: frozenset({"boolean"}),
-    int: frozenset({"integer", "number"}),
-    float: frozenset({"number"}),
-    str: frozenset({"string"}),
-    list: frozenset({"array"}),
-    dict: frozenset({"object"}),
-}
-"""The types that a value is of."""
 _CHOICES = ("anyOf", "oneOf", "allOf")
 
 _DIGIT = Chars([("0", "9")])
@@ -343,7 +334,7 @@ def _values(members: Mapping[str, object], where: str) -> list[object]:
     values = [members["const"]] if "const" in members else list(_array(members["enum"], where))
     kinds = _kinds(members)
     if kinds:
-        values = [value for value in values if kinds & _KINDS_OF[type(value)]]
+        values = [value for value in values if kinds & KINDS_OF[type(value)]]
     if not values:
         raise Unwritable(f"nothing is valid at {where or '/'!r}")
     return values

@@ -11,6 +11,7 @@ from typing import cast
 
 import msgspec
 
+from stenograph.core.json_types import KINDS_OF
 from stenograph.embedded.grammar.base import BadGrammar, one_line
 
 _ANYWHERE = frozenset(
@@ -32,16 +33,6 @@ _OF_TYPE: Mapping[str, frozenset[str]] = {
 _FORMATS = frozenset({"date", "time", "date-time", "uuid", "email", "ipv4", "ipv6"})
 _NEEDS_ESCAPE = re.compile(r'["\x00-\x1f]|\\(?![dDwWsS.+*?()\[\]{}|^$/-])')
 """In a pattern: what spells a character that JSON escapes, or might."""
-_KINDS_OF: Mapping[type, frozenset[str]] = {
-    type(None): frozenset({"null"}),
-    bool: frozenset({"boolean"}),
-    int: frozenset({"integer", "number"}),
-    float: frozenset({"number"}),
-    str: frozenset({"string"}),
-    list: frozenset({"array"}),
-    dict: frozenset({"object"}),
-}
-"""The types that a value is of."""
 
 
 def check_schema(source: str) -> None:
@@ -88,7 +79,7 @@ def _check(at: str, schema: dict[str, object]) -> None:
     values = [schema["const"]] if "const" in schema else schema.get("enum", [])
     if not isinstance(values, list):
         raise BadGrammar(f"at {at}/enum: an array is expected")
-    if types and not all(_KINDS_OF[type(value)] & types for value in cast("list[object]", values)):
+    if types and not all(KINDS_OF[type(value)] & types for value in cast("list[object]", values)):
         raise BadGrammar(f"at {at or '/'}: xgrammar would allow values that are not of the given type")
     known = {"type", *_ALONE, "const", "enum"}
     if values:

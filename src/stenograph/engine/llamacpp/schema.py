@@ -17,6 +17,7 @@ import msgspec
 from llguidance import LLMatcher
 
 from stenograph.core.errors import InvalidRequest
+from stenograph.core.json_types import KINDS_OF
 from stenograph.reply.lark import JSON_STYLE, STYLE_KEYWORD
 
 MAX_SCHEMA_BYTES = 32 * 1024
@@ -40,16 +41,6 @@ _OF_TYPE: Mapping[str, frozenset[str]] = {
     "boolean": frozenset(),
     "null": frozenset(),
 }
-_KINDS_OF: Mapping[type, frozenset[str]] = {
-    type(None): frozenset({"null"}),
-    bool: frozenset({"boolean"}),
-    int: frozenset({"integer", "number"}),
-    float: frozenset({"number"}),
-    str: frozenset({"string"}),
-    list: frozenset({"array"}),
-    dict: frozenset({"object"}),
-}
-"""The types that a value is of."""
 _ALONE = ("$ref", "anyOf")
 """Keywords beside which llama.cpp's own converter looks at nothing else."""
 _APART = (
@@ -254,7 +245,7 @@ def _check_values(members: dict[str, object], named: set[str], where: str) -> No
         return
     kinds = _kinds(members["type"], where)
     for value in cast("list[object]", values):
-        if not _KINDS_OF[type(value)] & kinds:
+        if not KINDS_OF[type(value)] & kinds:
             raise _refused(where, f"the value {json.dumps(value)[:80]} beside another type")
 
 
