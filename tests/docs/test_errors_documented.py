@@ -6,7 +6,7 @@ from pathlib import Path
 from stenograph.core import errors
 from stenograph.core.errors import StenographError
 from stenograph.dialects.anthropic.errors import messages_error_type
-from stenograph.dialects.openai.errors import error_type
+from stenograph.dialects.common.errors import error_type
 
 PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
 

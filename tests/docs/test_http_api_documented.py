@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from stenograph.dialects.anthropic.fields import MESSAGES_FIELDS
+from stenograph.dialects.common.sampling_fields import FieldRules, Rule
 from stenograph.dialects.gemini.fields import CONFIG_FIELDS, GEMINI_FIELDS
 from stenograph.dialects.openai.chat_fields import CHAT_FIELDS
 from stenograph.dialects.openai.completions_fields import COMPLETION_FIELDS
-from stenograph.dialects.openai.sampling_fields import FieldRules, Rule
 from stenograph.dialects.responses.fields import RESPONSES_FIELDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "http-api.md"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stenograph.core.types import SamplingParams
-from stenograph.dialects.openai.sampling_fields import Rule
+from stenograph.dialects.common.sampling_fields import Rule
 
 from ..parameters import COUNT, PAGE, ROUTES, Route, page, words
 from .conftest import Live

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from stenograph.dialects.openai.errors import refusal
+from stenograph.dialects.common.errors import refusal
 from stenograph.http.connection import connections_of
 from stenograph.http.metrics import Metrics
 from stenograph.http.served_request import MOST_UNTAKEN_BYTES

@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from stenograph.dialects.json_bodies import decode_json
+from stenograph.dialects.common.json_bodies import decode_json
 
 
 class AddEngine(msgspec.Struct, forbid_unknown_fields=True):

@@ -20,10 +20,10 @@ from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.types import token_ids
 from stenograph.core.weights import SaltPolicy
-from stenograph.dialects.json_bodies import decode_json, decode_part, shown
-from stenograph.dialects.openai.sampling_rules import WireSamplingRules, name_known, sampling_rules
+from stenograph.dialects.common.json_bodies import decode_json, decode_part, shown
+from stenograph.dialects.common.sampling_rules import WireSamplingRules, name_known, sampling_rules
+from stenograph.dialects.common.template_kwargs import TemplateKwargs, check_depth, check_template_kwargs
 from stenograph.dialects.settings import SAMPLE_FORMATS
-from stenograph.dialects.template_kwargs import TemplateKwargs, check_depth, check_template_kwargs
 
 GroupName = Annotated[str, Meta(min_length=1, max_length=256)]
 

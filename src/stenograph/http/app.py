@@ -20,8 +20,8 @@ from stenograph.core.loaded import entry
 from stenograph.core.settings import Switch
 from stenograph.core.types import LogprobsKind
 from stenograph.dialects.base import Spoken
-from stenograph.dialects.openai.errors import refusal_of
-from stenograph.dialects.template_kwargs import check_template_kwargs
+from stenograph.dialects.common.errors import refusal_of
+from stenograph.dialects.common.template_kwargs import check_template_kwargs
 from stenograph.engine.base import Engine, EngineState
 from stenograph.engine.settings import EngineKind
 from stenograph.export.replay import ReplayShape

@@ -8,7 +8,7 @@ from typing import NamedTuple, cast
 
 from stenograph.core.errors import InvalidJson, InvalidRequest, StartupError
 from stenograph.core.sampling_rules import SamplingRules
-from stenograph.dialects.openai.sampling_rules import decode_rules
+from stenograph.dialects.common.sampling_rules import decode_rules
 from stenograph.engine.settings import URLS
 from stenograph.http.settings import Settings
 from stenograph.session.kinds import SHIPPED_RULES, BadSideRules, KindRules

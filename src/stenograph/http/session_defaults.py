@@ -7,7 +7,7 @@ from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.settings import Switch
 from stenograph.core.weights import CacheSalt, SaltPolicy
-from stenograph.dialects.json_bodies import nearest
+from stenograph.dialects.common.json_bodies import nearest
 from stenograph.engine.base import Capabilities
 from stenograph.http.rule_files import sampling_of
 from stenograph.http.settings import Settings

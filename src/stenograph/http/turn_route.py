@@ -19,7 +19,7 @@ from stenograph.core.errors import StenographError
 from stenograph.core.history_kinds import Compat
 from stenograph.core.stages import Stage, StageTimes
 from stenograph.dialects.base import Decoded, Dialect, Incoming, StreamWriter
-from stenograph.dialects.openai.errors import refusal_in_miles
+from stenograph.dialects.common.errors import refusal_in_miles
 from stenograph.dialects.openai.spelling import CHAT, COMPLETIONS
 from stenograph.http.auth import Doorman
 from stenograph.http.keep_alive import Pulse

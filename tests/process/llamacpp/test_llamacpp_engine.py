@@ -24,7 +24,7 @@ from stenograph.core.types import (
     SamplingParams,
     token_ids,
 )
-from stenograph.dialects.sse import EventReader
+from stenograph.dialects.common.sse import EventReader
 from stenograph.embedded.forward.base import LogitsFor, RowSpan, Segment
 from stenograph.embedded.forward.numpy_forward import NumpyForward
 from stenograph.embedded.forward.weights import load_weights

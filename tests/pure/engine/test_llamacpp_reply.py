@@ -27,8 +27,8 @@ from stenograph.core.types import (
     TopLogprob,
     token_ids,
 )
+from stenograph.dialects.common.sse import EventReader
 from stenograph.dialects.openai.spelling import OpenAISpelling
-from stenograph.dialects.sse import EventReader
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.http.transport import Headers, HttpReply
 from stenograph.engine.llamacpp.adapter import LlamaCpp, LlamaCppReading

@@ -41,7 +41,7 @@ from stenograph.core.weights import (
     UpdateWeights,
     WeightCommand,
 )
-from stenograph.dialects.sse import EventReader
+from stenograph.dialects.common.sse import EventReader
 from stenograph.engine.base import GenerateRequest
 from stenograph.engine.http.adapter import ControlReply, EngineAdapter
 from stenograph.engine.http.transport import Headers, HttpReply

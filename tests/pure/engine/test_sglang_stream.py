@@ -24,7 +24,7 @@ from stenograph.core.types import (
     WeightSpan,
     token_ids,
 )
-from stenograph.dialects.sse import EventReader
+from stenograph.dialects.common.sse import EventReader
 from stenograph.engine.base import GenerateRequest
 from stenograph.engine.http.transport import HttpReply
 from stenograph.engine.sglang.chat_stream import SGLangChatStream

@@ -24,7 +24,7 @@ from stenograph.dialects.anthropic.fields import (
     WireToolUseBlock,
 )
 from stenograph.dialects.anthropic.spelling import signed_request
-from stenograph.dialects.json_bodies import MAX_ARGUMENTS_CHARS, MAX_PARTS, nearest, shown, type_at
+from stenograph.dialects.common.json_bodies import MAX_ARGUMENTS_CHARS, MAX_PARTS, nearest, shown, type_at
 
 TOOL_REFERENCE = "tool-reference"
 """The name in records of the rewrite that shows a deferred tool."""

@@ -15,7 +15,7 @@ from stenograph.dialects.anthropic.reply import MessagesStream, encode_message, 
 from stenograph.dialects.anthropic.request import decode_messages
 from stenograph.dialects.anthropic.spelling import MESSAGES
 from stenograph.dialects.base import Body, Decoded, Incoming, Refusal, Spoken
-from stenograph.dialects.openai.sampling import request_json
+from stenograph.dialects.common.sampling import request_json
 from stenograph.dialects.settings import UnknownFields
 
 MESSAGES_PATH = "/v1/messages"

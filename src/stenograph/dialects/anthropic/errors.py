@@ -10,7 +10,7 @@ import msgspec
 from stenograph.core.chat import Spelling
 from stenograph.core.errors import ContextLengthExceeded, GrammarBesideCall, StenographError, UpstreamRefused
 from stenograph.dialects.base import Refusal
-from stenograph.dialects.openai.errors import error_headers
+from stenograph.dialects.common.errors import error_headers
 
 _TYPES = {
     401: "authentication_error",

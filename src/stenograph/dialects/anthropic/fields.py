@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw
 
-from stenograph.dialects.openai.sampling_fields import (
+from stenograph.dialects.common.sampling_fields import (
     REFUSED,
     AtLeastOne,
     Biases,
@@ -21,7 +21,7 @@ from stenograph.dialects.openai.sampling_fields import (
     field_rules,
     in_schema,
 )
-from stenograph.dialects.template_kwargs import TemplateKwargs
+from stenograph.dialects.common.template_kwargs import TemplateKwargs
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 

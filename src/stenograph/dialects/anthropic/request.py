@@ -26,13 +26,13 @@ from stenograph.dialects.anthropic.fields import (
     names_in_params,
 )
 from stenograph.dialects.anthropic.spelling import MessagesSpelling
-from stenograph.dialects.function_tool import function_tool
-from stenograph.dialects.json_bodies import check_rest, nearest, shown, wire_messages
+from stenograph.dialects.common.function_tool import function_tool
+from stenograph.dialects.common.json_bodies import check_rest, nearest, shown, wire_messages
+from stenograph.dialects.common.sampling import ReadSampling, decode_by_rules, sampling_params, sent_sampling
+from stenograph.dialects.common.sampling_fields import WireSampling
+from stenograph.dialects.common.template_kwargs import check_depth, check_template_kwargs
 from stenograph.dialects.openai.chat_reply import openai_messages
-from stenograph.dialects.openai.sampling import ReadSampling, decode_by_rules, sampling_params, sent_sampling
-from stenograph.dialects.openai.sampling_fields import WireSampling
 from stenograph.dialects.settings import UnknownFields
-from stenograph.dialects.template_kwargs import check_depth, check_template_kwargs
 
 DEFERRED_TOOL = "deferred-tool"
 """The name in records of the rewrite that leaves deferred tools out of the prompt."""

@@ -7,7 +7,7 @@ import base64
 from dataclasses import dataclass
 
 from stenograph.core.blame import Blame, RequestPart
-from stenograph.dialects.json_bodies import escaped
+from stenograph.dialects.common.json_bodies import escaped
 
 MESSAGES = "messages"
 ID_PREFIX = "msg_"

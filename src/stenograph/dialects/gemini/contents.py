@@ -18,6 +18,9 @@ from stenograph.core.errors import InvalidRequest, UnrenderableMessage
 from stenograph.core.json_shape import without_spaces
 from stenograph.core.messages import Message, Role, ToolCall
 from stenograph.core.rewrites import AppliedRewrite, kept_text
+from stenograph.dialects.common.json_bodies import MAX_ARGUMENTS_CHARS, MAX_MESSAGES, MAX_PARTS, nearest, shown
+from stenograph.dialects.common.sampling_fields import NEUTRAL
+from stenograph.dialects.common.template_kwargs import check_json_depth
 from stenograph.dialects.gemini.fields import (
     NotShown,
     WireContent,
@@ -26,9 +29,6 @@ from stenograph.dialects.gemini.fields import (
     WirePart,
     WireSystemInstruction,
 )
-from stenograph.dialects.json_bodies import MAX_ARGUMENTS_CHARS, MAX_MESSAGES, MAX_PARTS, nearest, shown
-from stenograph.dialects.openai.sampling_fields import NEUTRAL
-from stenograph.dialects.template_kwargs import check_json_depth
 
 _ROLES = {"user": Role.USER, "function": Role.USER, "model": Role.ASSISTANT}
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])

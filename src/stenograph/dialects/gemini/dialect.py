@@ -12,13 +12,13 @@ from stenograph.core.errors import InvalidRequest, StenographError
 from stenograph.core.json_types import Count
 from stenograph.core.types import FinishReason, SamplingParams
 from stenograph.dialects.base import Body, Decoded, Incoming, Refusal, Spoken
+from stenograph.dialects.common.json_bodies import shown
+from stenograph.dialects.common.reply_parts import TokenText
+from stenograph.dialects.common.sampling import request_json
 from stenograph.dialects.gemini.errors import gemini_refusal
 from stenograph.dialects.gemini.reply import GeminiStream, encode_gemini
 from stenograph.dialects.gemini.request import decode_count, decode_gemini
 from stenograph.dialects.gemini.spelling import GEMINI, GeminiSpelling
-from stenograph.dialects.json_bodies import shown
-from stenograph.dialects.openai.reply_parts import TokenText
-from stenograph.dialects.openai.sampling import request_json
 from stenograph.dialects.settings import UnknownFields
 
 GENERATE, STREAM = "generateContent", "streamGenerateContent"

@@ -11,7 +11,7 @@ import msgspec
 from stenograph.core.chat import Spelling
 from stenograph.core.errors import ContextLengthExceeded, StenographError
 from stenograph.dialects.base import Refusal
-from stenograph.dialects.openai.errors import error_headers
+from stenograph.dialects.common.errors import error_headers
 
 _STATUSES = {
     400: "INVALID_ARGUMENT",

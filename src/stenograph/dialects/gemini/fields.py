@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw
 
-from stenograph.dialects.openai.sampling_fields import FieldRules, Recorded, Seed, Unread, in_schema
+from stenograph.dialects.common.sampling_fields import FieldRules, Recorded, Seed, Unread, in_schema
 
 NotShown = Annotated[Unread, in_schema(type="null")]
 """Data that is no text. Another value than null is refused after decoding, with a clearer message."""

@@ -14,7 +14,10 @@ from stenograph.core.chat import ChatRequest, ReplyOptions, ToolChoice, ToolMode
 from stenograph.core.errors import CallerError, InvalidRequest
 from stenograph.core.messages import Tool
 from stenograph.core.types import Grammar, GrammarKind, ParamOutOfRange, SamplingParams
-from stenograph.dialects.function_tool import function_tool
+from stenograph.dialects.common.function_tool import function_tool
+from stenograph.dialects.common.json_bodies import check_rest, decode_json, shown, wire_messages
+from stenograph.dialects.common.sampling_fields import NEUTRAL, FieldRules
+from stenograph.dialects.common.template_kwargs import check_depth
 from stenograph.dialects.gemini.contents import ReadContents, check_part_count, check_shown, read_contents
 from stenograph.dialects.gemini.fields import (
     CONFIG_FIELDS,
@@ -32,11 +35,8 @@ from stenograph.dialects.gemini.fields import (
 from stenograph.dialects.gemini.schemas import json_schema
 from stenograph.dialects.gemini.snake_case import in_camel_case
 from stenograph.dialects.gemini.spelling import GeminiSpelling, config_name
-from stenograph.dialects.json_bodies import check_rest, decode_json, shown, wire_messages
 from stenograph.dialects.openai.chat_reply import openai_messages
-from stenograph.dialects.openai.sampling_fields import NEUTRAL, FieldRules
 from stenograph.dialects.settings import UnknownFields
-from stenograph.dialects.template_kwargs import check_depth
 
 _REQUEST = msgspec.json.Decoder(WireGenerateRequest)
 _CONTENTS = msgspec.json.Decoder(list[WireContent])

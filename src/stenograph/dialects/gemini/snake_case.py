@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Raw
 
 from stenograph.core.errors import InvalidRequest
+from stenograph.dialects.common.json_bodies import convert_errors
 from stenograph.dialects.gemini.fields import STRUCT_AT
-from stenograph.dialects.json_bodies import convert_errors
 
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
 _LIST = msgspec.json.Decoder(list[Raw])

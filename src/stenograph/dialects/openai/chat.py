@@ -23,8 +23,8 @@ from stenograph.core.chat import (
 )
 from stenograph.core.errors import CallerError, InvalidRequest, UnrenderableMessage
 from stenograph.core.messages import Message, Role, Tool, ToolCall
-from stenograph.dialects.function_tool import function_tool
-from stenograph.dialects.json_bodies import (
+from stenograph.dialects.common.function_tool import function_tool
+from stenograph.dialects.common.json_bodies import (
     MAX_ARGUMENTS_CHARS,
     MAX_MESSAGES,
     MAX_PARTS,
@@ -36,17 +36,7 @@ from stenograph.dialects.json_bodies import (
     type_at,
     wire_messages,
 )
-from stenograph.dialects.openai.chat_fields import (
-    CHAT_FIELDS,
-    TextPart,
-    WireChatRequest,
-    WireMessage,
-    WireNamedChoice,
-    WireTool,
-    WireToolCall,
-    names_in_messages,
-)
-from stenograph.dialects.openai.sampling import (
+from stenograph.dialects.common.sampling import (
     decode_fields,
     is_given,
     other_names,
@@ -58,9 +48,19 @@ from stenograph.dialects.openai.sampling import (
     truncation,
     unknown_type,
 )
+from stenograph.dialects.common.template_kwargs import check_template_kwargs
+from stenograph.dialects.openai.chat_fields import (
+    CHAT_FIELDS,
+    TextPart,
+    WireChatRequest,
+    WireMessage,
+    WireNamedChoice,
+    WireTool,
+    WireToolCall,
+    names_in_messages,
+)
 from stenograph.dialects.openai.spelling import OpenAISpelling
 from stenograph.dialects.settings import UnknownFields
-from stenograph.dialects.template_kwargs import check_template_kwargs
 
 CHAT_PATH = "/v1/chat/completions"
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, Raw
 
-from stenograph.dialects.openai.sampling_fields import (
+from stenograph.dialects.common.sampling_fields import (
     AtLeastOne,
     NumTop,
     Recorded,
@@ -17,7 +17,7 @@ from stenograph.dialects.openai.sampling_fields import (
     field_rules,
     in_schema,
 )
-from stenograph.dialects.template_kwargs import TemplateKwargs
+from stenograph.dialects.common.template_kwargs import TemplateKwargs
 
 OnlyNull = Annotated[Unread, in_schema(type="null")]
 """Another value is refused after decoding, with a clearer message."""

@@ -17,8 +17,8 @@ from stenograph.core.json_pieces import PIECE_VALUES, as_chunked_list, joined, j
 from stenograph.core.json_types import Count, Logprob, TokenIds
 from stenograph.core.messages import Message, ReplyDelta, Role, ToolCallDelta
 from stenograph.core.types import FinishReason
-from stenograph.dialects.openai.errors import error_body, miles_body
-from stenograph.dialects.openai.reply_parts import (
+from stenograph.dialects.common.errors import error_body, miles_body
+from stenograph.dialects.common.reply_parts import (
     FINISHES,
     ROWS_AT_ONCE,
     Drawn,
@@ -31,7 +31,7 @@ from stenograph.dialects.openai.reply_parts import (
     usage_body,
     whole_or_pieces,
 )
-from stenograph.dialects.sse import DONE, EVENT_STREAM_HEADERS, STILL_ALIVE, data_event, data_event_pieces
+from stenograph.dialects.common.sse import DONE, EVENT_STREAM_HEADERS, STILL_ALIVE, data_event, data_event_pieces
 
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _OBJECTS = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])

@@ -17,9 +17,8 @@ from stenograph.core.chat import CompletionRequest
 from stenograph.core.errors import InvalidJson, InvalidRequest
 from stenograph.core.json_shape import num_elements
 from stenograph.core.types import token_ids
-from stenograph.dialects.json_bodies import decode_part
-from stenograph.dialects.openai.completions_fields import COMPLETION_FIELDS, WireCompletionRequest
-from stenograph.dialects.openai.sampling import (
+from stenograph.dialects.common.json_bodies import decode_part
+from stenograph.dialects.common.sampling import (
     decode_fields,
     other_names,
     reply_options,
@@ -28,6 +27,7 @@ from stenograph.dialects.openai.sampling import (
     text_view,
     truncation,
 )
+from stenograph.dialects.openai.completions_fields import COMPLETION_FIELDS, WireCompletionRequest
 from stenograph.dialects.openai.spelling import COMPLETIONS, OpenAISpelling
 from stenograph.dialects.settings import UnknownFields
 

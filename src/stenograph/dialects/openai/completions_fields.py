@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import UNSET, Raw
 
-from stenograph.dialects.openai.sampling_fields import NumTop, One, Unread, WireSampling, field_rules, in_schema
+from stenograph.dialects.common.sampling_fields import NumTop, One, Unread, WireSampling, field_rules, in_schema
 
 OnlyFalse = Annotated[bool, in_schema(const=False)]
 

@@ -15,8 +15,8 @@ from stenograph.core.errors import StenographError
 from stenograph.core.json_pieces import as_chunked_list, json_pieces
 from stenograph.core.json_types import Count, Logprob, TokenIds
 from stenograph.core.types import Chunk
-from stenograph.dialects.openai.errors import error_body
-from stenograph.dialects.openai.reply_parts import (
+from stenograph.dialects.common.errors import error_body
+from stenograph.dialects.common.reply_parts import (
     FINISHES,
     Drawn,
     ReplyUsage,
@@ -29,7 +29,7 @@ from stenograph.dialects.openai.reply_parts import (
     usage_body,
     whole_or_pieces,
 )
-from stenograph.dialects.sse import DONE, EVENT_STREAM_HEADERS, STILL_ALIVE, data_event, data_event_pieces
+from stenograph.dialects.common.sse import DONE, EVENT_STREAM_HEADERS, STILL_ALIVE, data_event, data_event_pieces
 
 
 class LegacyLogprobs(TypedDict):

@@ -10,13 +10,13 @@ from stenograph.core.chat import ChatReply, ReplyOptions, Spelling
 from stenograph.core.errors import StenographError
 from stenograph.core.types import SamplingParams
 from stenograph.dialects.base import Body, Decoded, Incoming, Refusal, Spoken
+from stenograph.dialects.common.errors import refusal
+from stenograph.dialects.common.reply_parts import TokenText
+from stenograph.dialects.common.sampling import request_json
 from stenograph.dialects.openai.chat import CHAT_PATH, decode_with_record
 from stenograph.dialects.openai.chat_reply import StreamEncoder, encode_reply, with_token_ids
 from stenograph.dialects.openai.completions import completion_steps, decode_completion
 from stenograph.dialects.openai.completions_reply import CompletionStreamEncoder, encode_completion
-from stenograph.dialects.openai.errors import refusal
-from stenograph.dialects.openai.reply_parts import TokenText
-from stenograph.dialects.openai.sampling import request_json
 from stenograph.dialects.openai.spelling import CHAT, COMPLETIONS
 from stenograph.dialects.settings import UnknownFields
 

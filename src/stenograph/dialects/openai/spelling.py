@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from stenograph.core.blame import Blame, RequestPart
-from stenograph.dialects.json_bodies import escaped
+from stenograph.dialects.common.json_bodies import escaped
 
 CHAT = "chat"
 COMPLETIONS = "completions"

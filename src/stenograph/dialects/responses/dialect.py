@@ -7,8 +7,8 @@ from stenograph.core.chat import ChatReply, ReplyOptions, Spelling
 from stenograph.core.errors import StenographError
 from stenograph.core.types import FinishReason, SamplingParams
 from stenograph.dialects.base import Body, Decoded, Incoming, Refusal, Spoken
-from stenograph.dialects.openai.errors import refusal
-from stenograph.dialects.openai.reply_parts import TokenText
+from stenograph.dialects.common.errors import refusal
+from stenograph.dialects.common.reply_parts import TokenText
 from stenograph.dialects.responses.ids import turn_of_response
 from stenograph.dialects.responses.reply import encode_response
 from stenograph.dialects.responses.request import RESPONSES_PATH, decode_response

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw
 
-from stenograph.dialects.openai.sampling_fields import (
+from stenograph.dialects.common.sampling_fields import (
     AtLeastOne,
     NumTop,
     Recorded,
@@ -18,7 +18,7 @@ from stenograph.dialects.openai.sampling_fields import (
     field_rules,
     in_schema,
 )
-from stenograph.dialects.template_kwargs import TemplateKwargs
+from stenograph.dialects.common.template_kwargs import TemplateKwargs
 
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 OUTPUT_LOGPROBS = "message.output_text.logprobs"

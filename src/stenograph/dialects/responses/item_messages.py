@@ -14,7 +14,14 @@ from msgspec import Raw
 from stenograph.core.chat import PastTurns
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.messages import Message, Role, ToolCall
-from stenograph.dialects.json_bodies import MAX_ARGUMENTS_CHARS, MAX_PARTS, MAX_REST_BYTES, decode_part, nearest, shown
+from stenograph.dialects.common.json_bodies import (
+    MAX_ARGUMENTS_CHARS,
+    MAX_PARTS,
+    MAX_REST_BYTES,
+    decode_part,
+    nearest,
+    shown,
+)
 from stenograph.dialects.responses.ids import ItemId, item_id, turn_of_sealed
 from stenograph.dialects.responses.items import (
     REASONING_TYPES,

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from stenograph.core.errors import InvalidRequest, UnrenderableMessage
-from stenograph.dialects.json_bodies import (
+from stenograph.dialects.common.json_bodies import (
     MAX_MESSAGES,
     MAX_PARTS,
     decode_part,
@@ -19,7 +19,7 @@ from stenograph.dialects.json_bodies import (
     portions,
     shown,
 )
-from stenograph.dialects.openai.sampling_fields import Unread
+from stenograph.dialects.common.sampling_fields import Unread
 from stenograph.dialects.responses.tools import ToolName
 
 

@@ -16,7 +16,7 @@ from stenograph.core.json_pieces import as_chunked_list
 from stenograph.core.json_types import Count, Logprob, TokenIds
 from stenograph.core.messages import Message, ToolCall
 from stenograph.core.types import FinishReason, SamplingParams, Usage
-from stenograph.dialects.openai.reply_parts import Drawn, TokenText, reply_text, row_slices, token_name
+from stenograph.dialects.common.reply_parts import Drawn, TokenText, reply_text, row_slices, token_name
 from stenograph.dialects.responses.ids import RESPONSE, ItemId, sealed
 from stenograph.dialects.responses.spelling import ReplyForm
 from stenograph.dialects.responses.tools import INPUT, CallForm

@@ -15,9 +15,8 @@ from stenograph.core.errors import InvalidRequest, PreviousResponseNotFound
 from stenograph.core.messages import Message, Role
 from stenograph.core.types import Grammar, GrammarKind
 from stenograph.dialects.base import Incoming
-from stenograph.dialects.json_bodies import MAX_MESSAGES, MAX_REST_BYTES, shown
-from stenograph.dialects.openai.chat_reply import openai_messages
-from stenograph.dialects.openai.sampling import (
+from stenograph.dialects.common.json_bodies import MAX_MESSAGES, MAX_REST_BYTES, shown
+from stenograph.dialects.common.sampling import (
     Constraint,
     decode_fields,
     is_given,
@@ -30,7 +29,9 @@ from stenograph.dialects.openai.sampling import (
     text_view,
     truncation,
 )
-from stenograph.dialects.openai.sampling_fields import Unread
+from stenograph.dialects.common.sampling_fields import Unread
+from stenograph.dialects.common.template_kwargs import check_template_kwargs
+from stenograph.dialects.openai.chat_reply import openai_messages
 from stenograph.dialects.responses.fields import (
     ENCRYPTED_REASONING,
     OUTPUT_LOGPROBS,
@@ -43,7 +44,6 @@ from stenograph.dialects.responses.item_messages import ItemMessages, MessagePla
 from stenograph.dialects.responses.spelling import PLAIN, ReplyForm, ResponsesSpelling, form_of_record
 from stenograph.dialects.responses.tools import ShownTool, ToolList, decode_choice, decode_tools, forms_of
 from stenograph.dialects.settings import UnknownFields
-from stenograph.dialects.template_kwargs import check_template_kwargs
 
 RESPONSES_PATH = "/v1/responses"
 

@@ -20,7 +20,8 @@ from stenograph.core.errors import (
 from stenograph.core.json_pieces import PIECE_VALUES, joined, json_pieces, json_whole
 from stenograph.core.json_types import Count
 from stenograph.core.types import FinishReason, SamplingParams
-from stenograph.dialects.openai.reply_parts import ROWS_AT_ONCE, TokenText, parts_of
+from stenograph.dialects.common.reply_parts import ROWS_AT_ONCE, TokenText, parts_of
+from stenograph.dialects.common.sse import EVENT_STREAM_HEADERS
 from stenograph.dialects.responses.ids import ItemId
 from stenograph.dialects.responses.reply import (
     CustomCallOutput,
@@ -42,7 +43,6 @@ from stenograph.dialects.responses.reply import (
     turn_of_reply,
 )
 from stenograph.dialects.responses.spelling import ReplyForm
-from stenograph.dialects.sse import EVENT_STREAM_HEADERS
 
 Rows = Callable[[], Iterator[Sequence[OutputToken]]]
 Event = Mapping[str, object]

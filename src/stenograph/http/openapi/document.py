@@ -26,7 +26,7 @@ from stenograph.core.errors import (
     UnsupportedMediaType,
     UriTooLong,
 )
-from stenograph.dialects.openai.errors import ErrorBody, error_type
+from stenograph.dialects.common.errors import ErrorBody, error_type
 from stenograph.dialects.settings import DialectKind
 from stenograph.http.auth import KEY_HEADERS, KEY_QUERY
 from stenograph.http.openapi.operation import ANY, ID, JSON, Needs, Operation, in_json

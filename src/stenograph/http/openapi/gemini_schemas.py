@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
+from stenograph.dialects.common.sampling_fields import FieldRules
 from stenograph.dialects.gemini.fields import CONFIG_FIELDS, GEMINI_FIELDS, NotShown
 from stenograph.dialects.gemini.fields import STRUCT_AT as STRUCTS
-from stenograph.dialects.openai.sampling_fields import FieldRules
 from stenograph.dialects.settings import UnknownFields
 
 Schema = dict[str, Any]

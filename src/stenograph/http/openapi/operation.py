@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stenograph.core.errors import SessionDamaged, SessionElsewhere, StenographError, StorageUnavailable
-from stenograph.dialects.openai.errors import ErrorBody
+from stenograph.dialects.common.errors import ErrorBody
 from stenograph.http.openapi.schemas import Schema, ref
 
 Errors = tuple[type[StenographError], ...]

@@ -26,6 +26,9 @@ from stenograph.dialects.anthropic.fields import (
     WireToolUseBlock,
 )
 from stenograph.dialects.anthropic.reply import MessagesReply
+from stenograph.dialects.common.errors import ErrorBody
+from stenograph.dialects.common.sampling import NOT_SAMPLING
+from stenograph.dialects.common.sampling_fields import FieldRules, Rule
 from stenograph.dialects.gemini.errors import GeminiErrorBody
 from stenograph.dialects.gemini.fields import WireContent
 from stenograph.dialects.gemini.reply import GenerateContentResponse
@@ -33,9 +36,6 @@ from stenograph.dialects.openai.chat_fields import CHAT_FIELDS, WireMessage
 from stenograph.dialects.openai.chat_reply import ChatCompletion, ChatCompletionChunk
 from stenograph.dialects.openai.completions_fields import COMPLETION_FIELDS
 from stenograph.dialects.openai.completions_reply import TextCompletion
-from stenograph.dialects.openai.errors import ErrorBody
-from stenograph.dialects.openai.sampling import NOT_SAMPLING
-from stenograph.dialects.openai.sampling_fields import FieldRules, Rule
 from stenograph.dialects.responses.fields import RESPONSES_FIELDS
 from stenograph.dialects.settings import UnknownFields
 from stenograph.export.session_samples import JsonSamples

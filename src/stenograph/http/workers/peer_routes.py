@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from stenograph.core.errors import StartupError, StenographError
-from stenograph.dialects.openai.errors import refusal
+from stenograph.dialects.common.errors import refusal
 from stenograph.http.bulk_parts import REVISION_HEADER, OwnParts, Pieces
 from stenograph.http.engine_routes import EngineRoutes
 from stenograph.http.processes import Board

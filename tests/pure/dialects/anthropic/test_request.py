@@ -17,9 +17,9 @@ from stenograph.dialects.anthropic.blocks import TOOL_REFERENCE
 from stenograph.dialects.anthropic.fields import MESSAGES_FIELDS
 from stenograph.dialects.anthropic.request import DEFERRED_TOOL, decode_messages
 from stenograph.dialects.anthropic.spelling import signature_of, signed_request
-from stenograph.dialects.json_bodies import MAX_MESSAGES, MAX_PARTS, MAX_REST_BYTES
+from stenograph.dialects.common.json_bodies import MAX_MESSAGES, MAX_PARTS, MAX_REST_BYTES
+from stenograph.dialects.common.sampling_fields import Rule
 from stenograph.dialects.openai.chat import decode_chat
-from stenograph.dialects.openai.sampling_fields import Rule
 from stenograph.dialects.settings import UnknownFields
 
 USER = {"role": "user", "content": "hi"}

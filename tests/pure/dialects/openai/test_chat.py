@@ -14,10 +14,10 @@ from stenograph.core.chat import ChatRequest, KnownMessages, TextPrint, ToolMode
 from stenograph.core.errors import InvalidJson, InvalidRequest, StenographError, UnrenderableMessage
 from stenograph.core.messages import Role
 from stenograph.core.types import GrammarKind
+from stenograph.dialects.common.sampling import request_json
+from stenograph.dialects.common.sampling_fields import Rule
 from stenograph.dialects.openai.chat import _LATEST, MAX_KNOWN, _beside_of, decode_chat
 from stenograph.dialects.openai.chat_fields import CHAT_FIELDS
-from stenograph.dialects.openai.sampling import request_json
-from stenograph.dialects.openai.sampling_fields import Rule
 from stenograph.dialects.openai.spelling import CHAT
 from stenograph.dialects.settings import UnknownFields
 

@@ -26,14 +26,14 @@ from stenograph.core.types import (
     TopLogprob,
     Usage,
 )
+from stenograph.dialects.common.sampling_fields import Rule
+from stenograph.dialects.common.sse import DONE
 from stenograph.dialects.openai.chat import decode_chat
 from stenograph.dialects.openai.chat_reply import StreamEncoder
 from stenograph.dialects.openai.completions import PIECE_BYTES, decode_completion
 from stenograph.dialects.openai.completions_fields import COMPLETION_FIELDS
 from stenograph.dialects.openai.completions_reply import CompletionStreamEncoder
-from stenograph.dialects.openai.sampling_fields import Rule
 from stenograph.dialects.settings import UnknownFields
-from stenograph.dialects.sse import DONE
 
 
 def body(**fields: Any) -> bytes:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenograph.core.errors import CallerError, InvalidJson, InvalidRequest, UnrenderableMessage
-from stenograph.dialects.json_bodies import MAX_ARGUMENTS_CHARS, MAX_MESSAGES, MAX_PARTS, MAX_REST_BYTES
+from stenograph.dialects.common.json_bodies import MAX_ARGUMENTS_CHARS, MAX_MESSAGES, MAX_PARTS, MAX_REST_BYTES
 from stenograph.dialects.openai.chat import decode_chat
 from stenograph.dialects.sessions import decode_detokenize
 

@@ -21,8 +21,8 @@ from stenograph.core.errors import (
 from stenograph.core.messages import Message, Role, ToolCall
 from stenograph.core.types import GrammarKind
 from stenograph.dialects.base import Incoming
+from stenograph.dialects.common.sampling_fields import Rule
 from stenograph.dialects.openai.chat import decode_chat
-from stenograph.dialects.openai.sampling_fields import Rule
 from stenograph.dialects.responses.fields import RESPONSES_FIELDS
 from stenograph.dialects.responses.ids import sealed
 from stenograph.dialects.responses.reply import output_items

@@ -7,9 +7,9 @@ import msgspec
 
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.sampling_rules import SamplingRules
-from stenograph.dialects.json_bodies import OTHER_WORDS, decode_json, nearest, shown
-from stenograph.dialects.openai.sampling import sampling_params
-from stenograph.dialects.openai.sampling_fields import WireSampling, WireSamplingValues
+from stenograph.dialects.common.json_bodies import OTHER_WORDS, decode_json, nearest, shown
+from stenograph.dialects.common.sampling import sampling_params
+from stenograph.dialects.common.sampling_fields import WireSampling, WireSamplingValues
 
 
 class WireSamplingRules(msgspec.Struct, forbid_unknown_fields=True):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from stenograph.core.messages import Tool
-from stenograph.dialects.template_kwargs import check_depth
+from stenograph.dialects.common.template_kwargs import check_depth
 
 
 def function_tool(

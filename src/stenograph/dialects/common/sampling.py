@@ -1,4 +1,4 @@
-"""Reads the common fields of requests to OpenAI's chat and completions routes. Pure.
+"""Reads the fields of requests that several protocols have. Pure.
 
 Owns sampling parameters, grammars, what is recorded and what is refused. Knows neither messages nor prompts.
 """
@@ -13,8 +13,8 @@ from msgspec import UNSET, Raw
 from stenograph.core.chat import ReplyOptions, TextView, Truncation
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.types import Grammar, GrammarKind, ParamOutOfRange, SamplingParams
-from stenograph.dialects.json_bodies import decode_json, shown
-from stenograph.dialects.openai.sampling_fields import (
+from stenograph.dialects.common.json_bodies import decode_json, shown
+from stenograph.dialects.common.sampling_fields import (
     NEUTRAL,
     NEUTRAL_OF,
     FieldRules,
@@ -22,8 +22,8 @@ from stenograph.dialects.openai.sampling_fields import (
     WireSampling,
     WireStructuredOutputs,
 )
+from stenograph.dialects.common.template_kwargs import check_depth
 from stenograph.dialects.settings import UnknownFields
-from stenograph.dialects.template_kwargs import check_depth
 
 S = TypeVar("S", bound=msgspec.Struct)
 W = TypeVar("W", bound=WireSampling)

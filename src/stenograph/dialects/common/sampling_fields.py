@@ -1,4 +1,4 @@
-"""Common fields of requests to OpenAI's chat and completions routes: the structs, and the rule of each field."""
+"""Fields of requests that several protocols have: the structs, and the rule of each field."""
 
 import enum
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Common parts of the replies of OpenAI's chat and completions routes. Pure."""
+"""Parts of replies that several protocols have. Pure."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, repeat

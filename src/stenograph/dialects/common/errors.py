@@ -1,4 +1,4 @@
-"""Errors as OpenAI writes them. Pure."""
+"""Errors as OpenAI and this server's own routes write them, and the headers of an error in any protocol. Pure."""
 
 from typing import TypedDict
 

@@ -7,10 +7,10 @@ import pytest
 
 from stenograph.core.errors import InvalidJson, InvalidRequest
 from stenograph.core.sampling_rules import RULED, SamplingRules
+from stenograph.dialects.common.sampling_fields import WireSamplingValues
+from stenograph.dialects.common.sampling_rules import decode_rules
 from stenograph.dialects.openai.chat import decode_chat
 from stenograph.dialects.openai.completions import decode_completion
-from stenograph.dialects.openai.sampling_fields import WireSamplingValues
-from stenograph.dialects.openai.sampling_rules import decode_rules
 from stenograph.dialects.sessions import decode_create
 
 BAD: list[tuple[str, Any]] = [
