@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenograph.core.errors import StartupError
-from stenograph.embedded.forward.gguf_tensors import GgufTensors
+from stenograph.embedded.forward.gguf_tensors import PIECE_VALUES, GgufTensors
 from stenograph.embedded.forward.weights import load_weights
 from stenograph.testing.tiny.llama import tiny_tensors, write_tiny_folder, write_tiny_gguf
 
@@ -143,3 +144,48 @@ def test_a_gguf_file_is_read_as_the_format_s_own_reader_reads_it(kind: str, tmp_
         assert read.tobytes() == values.tobytes()
     named = {name: field.contents() for name, field in theirs.fields.items()}
     assert ours.fields == {k: value for k, value in named.items() if not k.startswith(("tokenizer.", "GGUF."))}
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_1", "Q6_K"])
+def test_a_large_tensor_is_read_in_pieces_that_take_no_new_memory(kind: str, tmp_path: Path) -> None:
+    """Of 2**20 values and a half piece, which are 4 MiB; `tracemalloc` counts NumPy's arrays."""
+    wanted = gguf.GGMLQuantizationType[kind]
+    shape = (PIECE_VALUES // 256 * 16 + PIECE_VALUES // 512, 256)
+    data = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    stored = np.zeros((shape[0], gguf.quant_shape_to_byte_shape(shape, wanted)[1]), np.uint8)
+    if kind == "Q6_K":  # which `gguf` cannot write: any bytes, with a scale of 1 at each block's end
+        stored[:] = np.random.default_rng(0).integers(0, 256, stored.shape, np.uint8)
+        stored[:, -2:] = np.ones(1, np.float16).view(np.uint8)
+    else:
+        stored[:] = gguf.quants.quantize(data, wanted).view(np.uint8)
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_tensor("large", stored, raw_dtype=wanted)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    tensors, out = GgufTensors(tmp_path / "model.gguf"), np.empty(shape, np.float32)
+    tracemalloc.start()
+    try:
+        tensors.read("large", out)
+        assert tracemalloc.get_traced_memory()[1] < out.nbytes / 2
+    finally:
+        tracemalloc.stop()
+    assert out.tobytes() == gguf.quants.dequantize(stored, wanted).tobytes()
+
+
+def test_a_tensor_that_is_no_whole_number_of_blocks_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tensor("odd", np.zeros(96, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    data = path.read_bytes()
+    entry = b"odd" + (1).to_bytes(4, "little") + (96).to_bytes(8, "little")
+    assert data.count(entry) == 1
+    shape_and_kind = (1).to_bytes(4, "little") + (40).to_bytes(8, "little") + (8).to_bytes(4, "little")  # Q8_0
+    path.write_bytes(data.replace(entry + bytes(4), b"odd" + shape_and_kind))
+    with pytest.raises(StartupError, match="odd has 40 values, which are no whole blocks"):
+        GgufTensors(path).read("odd", np.empty(40, np.float32))

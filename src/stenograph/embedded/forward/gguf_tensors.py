@@ -4,7 +4,6 @@ The header is read by our own reader: `gguf`'s makes an array of each token of a
 """
 
 from collections.abc import Mapping
-from math import gcd, prod
 from pathlib import Path
 
 import gguf
@@ -14,8 +13,9 @@ from numpy.typing import NDArray
 from stenograph.core.errors import StartupError
 from stenograph.model.gguf_header import BadGguf, read_gguf_header
 
-JOINED_ROWS = 16
-"""Rows that `gguf` takes for one. It dequantizes 16 at a time: of short rows too few for NumPy."""
+PIECE_VALUES = 2**16
+"""Values that are dequantized at once: few enough for a core's cache, and for memory that `malloc` hands out again. Of
+a whole tensor the copies that `gguf` makes are new pages each, which took most of a model's start."""
 
 
 class GgufTensors:
@@ -55,14 +55,19 @@ class GgufTensors:
         """Write a tensor, dequantized to float32, to `out`, which has its shape. Raises StartupError for a type that
         cannot be; KeyError if unknown."""
         tensor = self._tensors[name]
-        stored = self._data[tensor.start : tensor.start + tensor.num_bytes]
-        num_rows = prod(tensor.shape[1:])
+        block_values, block_bytes = gguf.GGML_QUANT_SIZES[tensor.kind]
+        stored = self._data[tensor.start : tensor.start + tensor.num_bytes].reshape(-1, block_bytes)
+        flat, at_once = out.reshape(-1), PIECE_VALUES // block_values
+        if len(stored) * block_values != len(flat):
+            raise StartupError(f"{self._path}: tensor {name} has {len(flat)} values, which are no whole blocks")
         try:
-            values = gguf.quants.dequantize(stored.reshape(num_rows // gcd(num_rows, JOINED_ROWS), -1), tensor.kind)
+            for start in range(0, len(stored), at_once):
+                piece = stored[start : start + at_once].reshape(1, -1)  # one row: `gguf` takes 16 at a time
+                values = gguf.quants.dequantize(piece, tensor.kind)
+                flat[start * block_values : (start + at_once) * block_values] = values.reshape(-1)
         except Exception as error:
             kind = tensor.kind.name
             raise StartupError(f"{self._path}: tensor {name} ({kind}) cannot be read: {_one_line(error)}") from error
-        out[...] = values.reshape(out.shape)
 
 
 def _one_line(error: Exception) -> str:
