@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.house.source import nevers
 from stenograph.cli.commands import COMMANDS
 from stenograph.dialects.openai.chat_fields import WireChatRequest
 from stenograph.dialects.openai.completions_fields import WireCompletionRequest
@@ -190,6 +191,32 @@ def test_a_module_imports_only_from_rooms_below_its_own(path: Path) -> None:
         elif other != room:
             assert other != "testing", "nothing in the product imports its tests' stand-ins"
             assert LEVEL[other] < LEVEL[room], f"{name_of(path)} imports {imported}"
+
+
+NEVERS = (
+    "no protocol stands on another",
+    "records are no client's protocol",
+    "an engine knows no client's protocol",
+)
+
+
+@functools.cache
+def imports_against() -> dict[str, list[str]]:
+    """The imports against each never, a text that names a module included."""
+    return nevers(SRC)
+
+
+@pytest.mark.parametrize("never", NEVERS)
+def test_a_never_has_no_import_against_it(never: str) -> None:
+    assert imports_against()[never] == []
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_no_text_of_a_module_s_name_is_put_together(path: Path) -> None:
+    """Or an import could hide from these laws, which see whole names."""
+    joined = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.JoinedStr)]
+    begun = [node.values[0].value for node in joined if node.values and isinstance(node.values[0], ast.Constant)]
+    assert not [text for text in begun if str(text).startswith("stenograph.")]
 
 
 @pytest.mark.parametrize("path", [path for path in MODULES if room_of(path) in AT_A_TRAINER], ids=name_of)

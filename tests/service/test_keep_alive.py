@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from stenograph.core.errors import UpstreamUnreachable
-from stenograph.dialects.common.sse import STILL_ALIVE
+from stenograph.core.sse import STILL_ALIVE
 from stenograph.http.keep_alive import BEGIN_S, SILENCE_S
 from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.clock import ManualClock

@@ -5,14 +5,8 @@
 import enum
 from dataclasses import dataclass
 
+from stenograph.core.chat import ReplyMode
 from stenograph.core.settings import choice, setting, texts
-
-
-class ReplyMode(enum.StrEnum):
-    """Parts that a client gets of a reply that the engine wrote: all, or all but the training-only payloads."""
-
-    PASSTHROUGH = "passthrough"
-    LEAN = "lean"
 
 
 class DialectKind(enum.StrEnum):

@@ -19,11 +19,7 @@ from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.ids_json import encode_ids, pieces_of
 from stenograph.core.json_pieces import PIECE_VALUES, Written, as_chunked_list, joined, json_pieces
 from stenograph.core.json_types import Count, Hex32, Logprob, TokenIds
-from stenograph.core.messages import Message
-from stenograph.core.outcome import RolloutVerdict, SessionOutcome
-from stenograph.core.stages import AFTER_WRITING
-from stenograph.core.types import FinishReason, LogprobsKind, SampledTurn, SessionId
-from stenograph.dialects.openai.chat_reply import (
+from stenograph.core.message_json import (
     NumberedMessage,
     RepliedMessage,
     ReplyFinish,
@@ -31,6 +27,10 @@ from stenograph.dialects.openai.chat_reply import (
     message_body,
     numbered_body,
 )
+from stenograph.core.messages import Message
+from stenograph.core.outcome import RolloutVerdict, SessionOutcome
+from stenograph.core.stages import AFTER_WRITING
+from stenograph.core.types import FinishReason, LogprobsKind, SampledTurn, SessionId
 from stenograph.export.lines import WireSpan, spans_json
 from stenograph.export.strand_facts import LeftOut, StrandRow
 from stenograph.render.drift import DriftFacts

@@ -13,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from stenograph.core.errors import InvalidRequest, UpstreamInvalid, UpstreamRefused
+from stenograph.core.sse import EventReader
 from stenograph.core.types import (
     Finish,
     FinishReason,
@@ -24,7 +25,6 @@ from stenograph.core.types import (
     SamplingParams,
     token_ids,
 )
-from stenograph.dialects.common.sse import EventReader
 from stenograph.embedded.forward.base import LogitsFor, RowSpan, Segment
 from stenograph.embedded.forward.numpy_forward import NumpyForward
 from stenograph.embedded.forward.weights import load_weights

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenograph.core.errors import InvalidRequest, StenographError, UpstreamInvalid, UpstreamRefused
+from stenograph.core.sse import EventReader
 from stenograph.core.types import (
     Chunk,
     Finish,
@@ -27,7 +28,6 @@ from stenograph.core.types import (
     TopLogprob,
     token_ids,
 )
-from stenograph.dialects.common.sse import EventReader
 from stenograph.dialects.openai.spelling import OpenAISpelling
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.http.transport import Headers, HttpReply

@@ -18,6 +18,7 @@ import pytest
 from stenograph.core.chat import ChatRequest, TextView, ToolChoice, ToolMode
 from stenograph.core.errors import ContextLengthExceeded, InvalidRequest, UpstreamInvalid, UpstreamRefused
 from stenograph.core.messages import Message, Role, Tool
+from stenograph.core.sse import EventReader
 from stenograph.core.support import supports
 from stenograph.core.types import (
     Chunk,
@@ -41,7 +42,6 @@ from stenograph.core.weights import (
     UpdateWeights,
     WeightCommand,
 )
-from stenograph.dialects.common.sse import EventReader
 from stenograph.engine.base import GenerateRequest
 from stenograph.engine.http.adapter import ControlReply, EngineAdapter
 from stenograph.engine.http.transport import Headers, HttpReply

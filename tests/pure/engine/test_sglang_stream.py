@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from stenograph.core.errors import StenographError, UpstreamInvalid, UpstreamRefused, UpstreamUnreachable
 from stenograph.core.messages import Message, Role, ToolCall
+from stenograph.core.sse import EventReader
 from stenograph.core.types import (
     Chunk,
     Finish,
@@ -24,7 +25,6 @@ from stenograph.core.types import (
     WeightSpan,
     token_ids,
 )
-from stenograph.dialects.common.sse import EventReader
 from stenograph.engine.base import GenerateRequest
 from stenograph.engine.http.transport import HttpReply
 from stenograph.engine.sglang.chat_stream import SGLangChatStream

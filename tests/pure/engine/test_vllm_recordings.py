@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from stenograph.core.errors import UpstreamInvalid, UpstreamRefused
+from stenograph.core.sse import EventReader
 from stenograph.core.types import Chunk, Finish, FinishReason, SampledTurn, WeightSpan
-from stenograph.dialects.common.sse import EventReader
 from stenograph.engine.validate import TurnCollector
 from stenograph.engine.vllm.reply import Expected, VLLMReader
 from stenograph.engine.vllm.request import VLLMRoute

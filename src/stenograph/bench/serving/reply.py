@@ -8,7 +8,7 @@ import msgspec
 
 from stenograph.bench.kit.client import RequestFailed
 from stenograph.bench.kit.requests import TimedReply
-from stenograph.dialects.common.sse import EventReader, EventTooLarge
+from stenograph.core.sse import EventReader, EventTooLarge
 
 MAX_EVENT_BYTES = 2**27
 

@@ -15,11 +15,11 @@ from stenograph.core.errors import StenographError
 from stenograph.core.json_pieces import json_pieces
 from stenograph.core.json_types import Count, TokenIds
 from stenograph.core.messages import Message, ToolCall
+from stenograph.core.sse import EVENT_STREAM_HEADERS, named_event, named_event_pieces
 from stenograph.core.types import FinishReason, Usage
 from stenograph.dialects.anthropic.errors import messages_error
 from stenograph.dialects.anthropic.spelling import ID_PREFIX, MessagesSpelling, signature_of
 from stenograph.dialects.common.reply_parts import reply_text, whole_or_pieces
-from stenograph.dialects.common.sse import EVENT_STREAM_HEADERS, named_event, named_event_pieces
 
 FINISH_HEADER = "x-stenograph-finish"
 """Says that a reply was aborted, for which Anthropic has no stop reason."""

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from stenograph.core.chat import ChatRequest, ReplyOptions, ToolChoice, ToolMode
 from stenograph.core.errors import InvalidRequest
+from stenograph.core.message_json import encode_messages
 from stenograph.core.messages import Message, Role, Tool
 from stenograph.core.rewrites import AppliedRewrite, kept_text
 from stenograph.core.types import Grammar, GrammarKind
@@ -31,7 +32,6 @@ from stenograph.dialects.common.json_bodies import check_rest, nearest, shown, w
 from stenograph.dialects.common.sampling import ReadSampling, decode_by_rules, sampling_params, sent_sampling
 from stenograph.dialects.common.sampling_fields import WireSampling
 from stenograph.dialects.common.template_kwargs import check_depth, check_template_kwargs
-from stenograph.dialects.openai.chat_reply import openai_messages
 from stenograph.dialects.settings import UnknownFields
 
 DEFERRED_TOOL = "deferred-tool"
@@ -101,7 +101,7 @@ def decode_messages(
     choice, is_parallel = _tool_choice(wire.tool_choice, [tools[index] for index in (*shown_at, *late_at)])
     return ChatRequest(
         messages=messages,
-        messages_json=openai_messages(messages) if tools else b"[]",
+        messages_json=encode_messages(messages) if tools else b"[]",
         model=wire.model,
         tools=tuple(tools[index] for index in shown_at),
         late_tools=tuple(tools[index] for index in late_at),

@@ -2,49 +2,17 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
-from typing import Literal, Protocol, TypedDict
+from typing import Protocol
 
 from msgspec.structs import replace
 
 from stenograph.core.chat import StreamPiece
 from stenograph.core.json_pieces import PIECE_VALUES, joined, json_pieces, json_whole
-from stenograph.core.json_types import Count
 from stenograph.core.messages import ReplyDelta
-from stenograph.core.types import Chunk, FinishReason, TopLogprob, Usage
+from stenograph.core.types import Chunk, TopLogprob
 
 TokenText = Callable[[int], str]
 """One token as text, for a person; bytes that are no UTF-8 by themselves are U+FFFD."""
-
-
-TextFinish = Literal["stop", "length", "abort"]
-
-FINISHES: Mapping[FinishReason, TextFinish] = {
-    FinishReason.STOP: "stop",
-    FinishReason.LENGTH: "length",
-    FinishReason.ABORT: "abort",
-}
-
-
-class PromptDetails(TypedDict):
-    """Prompt tokens that the engine had cached."""
-
-    cached_tokens: Count
-
-
-class CompletionDetails(TypedDict):
-    """Completion tokens that are reasoning."""
-
-    reasoning_tokens: Count
-
-
-class ReplyUsage(TypedDict):
-    """Tokens of a turn."""
-
-    prompt_tokens: Count
-    completion_tokens: Count
-    total_tokens: Count
-    prompt_tokens_details: PromptDetails
-    completion_tokens_details: CompletionDetails
 
 
 def token_name(id_: int, token_text: TokenText, *, as_id: bool) -> str:
@@ -95,16 +63,3 @@ def reply_text(body: Mapping[str, object], *, num_ids: int, num_rows: int) -> by
 def whole_or_pieces(fragments: Iterator[bytes], *, num_ids: int) -> bytes | Iterator[bytes]:
     """The bytes to send: made now, or, if so many ids are in them, a piece at a time as they are taken."""
     return joined(fragments) if num_ids > PIECE_VALUES else b"".join(fragments)
-
-
-def usage_body(usages: Sequence[Usage]) -> ReplyUsage:
-    """The tokens of a reply's turns."""
-    num_prompt = sum(usage.num_prompt for usage in usages)
-    num_completion = sum(usage.num_completion for usage in usages)
-    return {
-        "prompt_tokens": num_prompt,
-        "completion_tokens": num_completion,
-        "total_tokens": num_prompt + num_completion,
-        "prompt_tokens_details": {"cached_tokens": sum(usage.num_cached for usage in usages)},
-        "completion_tokens_details": {"reasoning_tokens": sum(usage.num_reasoning for usage in usages)},
-    }

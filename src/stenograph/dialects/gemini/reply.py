@@ -13,10 +13,10 @@ from stenograph.core.errors import StenographError
 from stenograph.core.json_pieces import as_chunked_list, as_list
 from stenograph.core.json_types import Count, Logprob
 from stenograph.core.messages import ReplyDelta, ToolCallDelta, whole_delta
+from stenograph.core.sse import EVENT_STREAM_HEADERS, data_event
 from stenograph.core.types import FinishReason, SampledTurn, Usage
 from stenograph.dialects.base import Headers
 from stenograph.dialects.common.reply_parts import Drawn, TokenText, parts_of, reply_text, row_slices
-from stenograph.dialects.common.sse import EVENT_STREAM_HEADERS, data_event
 from stenograph.dialects.gemini.errors import gemini_error
 from stenograph.dialects.gemini.spelling import GeminiSpelling
 

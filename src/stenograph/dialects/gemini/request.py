@@ -12,6 +12,7 @@ from msgspec import Raw
 
 from stenograph.core.chat import ChatRequest, ReplyOptions, ToolChoice, ToolMode
 from stenograph.core.errors import CallerError, InvalidRequest
+from stenograph.core.message_json import encode_messages
 from stenograph.core.messages import Tool
 from stenograph.core.types import Grammar, GrammarKind, ParamOutOfRange, SamplingParams
 from stenograph.dialects.common.function_tool import function_tool
@@ -35,7 +36,6 @@ from stenograph.dialects.gemini.fields import (
 from stenograph.dialects.gemini.schemas import json_schema
 from stenograph.dialects.gemini.snake_case import in_camel_case
 from stenograph.dialects.gemini.spelling import GeminiSpelling, config_name
-from stenograph.dialects.openai.chat_reply import openai_messages
 from stenograph.dialects.settings import UnknownFields
 
 _REQUEST = msgspec.json.Decoder(WireGenerateRequest)
@@ -62,7 +62,7 @@ def decode_gemini(
     params, said, grammar_at = _sampling(config)
     return ChatRequest(
         messages=tuple(found.messages),
-        messages_json=openai_messages(found.messages) if tools else b"[]",
+        messages_json=encode_messages(found.messages) if tools else b"[]",
         model=model,
         tools=tuple(tool for tool, _ in tools),
         tool_choice=_tool_choice(wire.tool_config, [tool.name for tool, _ in tools]),

@@ -15,70 +15,56 @@ from stenograph.core.chat import ChatReply, ReplyOptions, Spelling, StreamPiece
 from stenograph.core.errors import StenographError
 from stenograph.core.json_pieces import PIECE_VALUES, as_chunked_list, joined, json_pieces
 from stenograph.core.json_types import Count, Logprob, TokenIds
-from stenograph.core.messages import Message, ReplyDelta, Role, ToolCallDelta
-from stenograph.core.types import FinishReason
+from stenograph.core.message_json import (
+    RepliedMessage,
+    ReplyFinish,
+    finish_of,
+    message_body,
+    numbered_body,
+)
+from stenograph.core.messages import ReplyDelta, ToolCallDelta
+from stenograph.core.sse import EVENT_STREAM_HEADERS, STILL_ALIVE, data_event, data_event_pieces
+from stenograph.core.types import Usage
 from stenograph.dialects.common.errors import error_body, miles_body
 from stenograph.dialects.common.reply_parts import (
-    FINISHES,
     ROWS_AT_ONCE,
     Drawn,
-    ReplyUsage,
     TokenText,
     parts_of,
     reply_text,
     row_slices,
     token_name,
-    usage_body,
     whole_or_pieces,
 )
-from stenograph.dialects.common.sse import DONE, EVENT_STREAM_HEADERS, STILL_ALIVE, data_event, data_event_pieces
+
+DONE = b"data: [DONE]\n\n"
+"""OpenAI's terminal event."""
 
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _OBJECTS = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
 
-ReplyFinish = Literal["stop", "length", "abort", "tool_calls"]
+
+class PromptDetails(TypedDict):
+    """Prompt tokens that the engine had cached."""
+
+    cached_tokens: Count
 
 
-class RepliedFunction(TypedDict):
-    """The called function; `arguments` is JSON text, as the model wrote it."""
+class CompletionDetails(TypedDict):
+    """Completion tokens that are reasoning."""
 
-    name: str
-    arguments: str
-
-
-class RepliedToolCall(TypedDict):
-    """A tool call."""
-
-    id: str
-    type: Literal["function"]
-    function: RepliedFunction
+    reasoning_tokens: Count
 
 
-class NumberedCall(RepliedToolCall):
-    """A tool call with its place among those of its message, as SGLang writes it and a stream has it."""
+class ReplyUsage(TypedDict):
+    """Tokens of a turn."""
 
-    index: Count
-
-
-class NumberedMessage(TypedDict):
-    """A reply with such calls."""
-
-    role: Role
-    content: str | None
-    reasoning_content: NotRequired[str]
-    tool_calls: NotRequired[Sequence[NumberedCall]]
-
-
-class RepliedMessage(TypedDict):
-    """A message as OpenAI writes it."""
-
-    role: Role
-    content: str | None
-    reasoning_content: NotRequired[str]
-    tool_calls: NotRequired[Sequence[RepliedToolCall]]
-    tool_call_id: NotRequired[str]
-    name: NotRequired[str]
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
 
 
 class TokenLogprob(TypedDict):
@@ -383,47 +369,6 @@ def _call_piece(call: ToolCallDelta) -> ToolCallPiece:
     return {"index": call.index, "id": call.id, "type": "function", "function": function}
 
 
-def message_body(message: Message) -> RepliedMessage:
-    """A message as OpenAI writes it; what only a request's messages have is left out."""
-    body: RepliedMessage = {"role": message.role, "content": message.content}
-    if message.reasoning is not None:
-        body["reasoning_content"] = message.reasoning
-    if message.tool_calls:
-        body["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in message.tool_calls
-        ]
-    return body
-
-
-def numbered_body(message: Message) -> NumberedMessage:
-    """A reply with its calls numbered."""
-    body = message_body(message)
-    numbered: NumberedMessage = {"role": body["role"], "content": body["content"]}
-    if "reasoning_content" in body:
-        numbered["reasoning_content"] = body["reasoning_content"]
-    if "tool_calls" in body:
-        numbered["tool_calls"] = [{**call, "index": index} for index, call in enumerate(body["tool_calls"])]
-    return numbered
-
-
-def openai_messages(messages: Sequence[Message]) -> bytes:
-    """Messages of a request as OpenAI's clients send them, for engines that parse replies by them."""
-    return msgspec.json.encode([_sent_body(message) for message in messages])
-
-
-def _sent_body(message: Message) -> RepliedMessage:
-    body = message_body(message)
-    if message.tool_call_id is not None:
-        body["tool_call_id"] = message.tool_call_id
-    return body
-
-
-def finish_of(reason: FinishReason, message: Message) -> ReplyFinish:
-    """The finish of a reply to a chat, in OpenAI's words."""
-    return "tool_calls" if reason is FinishReason.STOP and message.tool_calls else FINISHES[reason]
-
-
 def _rows(drawn: Drawn, token_text: TokenText, options: ReplyOptions) -> Iterator[list[SampledLogprob]]:
     """A row for each token, some at once."""
     as_id = options.tokens_as_ids
@@ -445,4 +390,17 @@ def _token(id_: int, logprob: float, token_text: TokenText, *, as_id: bool) -> T
         "token": token_name(id_, token_text, as_id=as_id),
         "logprob": logprob,
         "bytes": None if "\N{REPLACEMENT CHARACTER}" in text else list(text.encode()),
+    }
+
+
+def usage_body(usages: Sequence[Usage]) -> ReplyUsage:
+    """The tokens of a reply's turns."""
+    num_prompt = sum(usage.num_prompt for usage in usages)
+    num_completion = sum(usage.num_completion for usage in usages)
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_completion,
+        "total_tokens": num_prompt + num_completion,
+        "prompt_tokens_details": {"cached_tokens": sum(usage.num_cached for usage in usages)},
+        "completion_tokens_details": {"reasoning_tokens": sum(usage.num_reasoning for usage in usages)},
     }

@@ -14,22 +14,20 @@ from stenograph.core.chat import ChatReply, ReplyOptions, Spelling, StreamPiece
 from stenograph.core.errors import StenographError
 from stenograph.core.json_pieces import as_chunked_list, json_pieces
 from stenograph.core.json_types import Count, Logprob, TokenIds
+from stenograph.core.message_json import FINISHES, TextFinish
+from stenograph.core.sse import EVENT_STREAM_HEADERS, STILL_ALIVE, data_event, data_event_pieces
 from stenograph.core.types import Chunk
 from stenograph.dialects.common.errors import error_body
 from stenograph.dialects.common.reply_parts import (
-    FINISHES,
     Drawn,
-    ReplyUsage,
-    TextFinish,
     TokenText,
     parts_of,
     reply_text,
     row_slices,
     token_name,
-    usage_body,
     whole_or_pieces,
 )
-from stenograph.dialects.common.sse import DONE, EVENT_STREAM_HEADERS, STILL_ALIVE, data_event, data_event_pieces
+from stenograph.dialects.openai.chat_reply import DONE, ReplyUsage, usage_body
 
 
 class LegacyLogprobs(TypedDict):

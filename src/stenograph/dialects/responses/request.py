@@ -12,6 +12,7 @@ from msgspec import Raw
 
 from stenograph.core.chat import ChatRequest, PastTurns
 from stenograph.core.errors import InvalidRequest, PreviousResponseNotFound
+from stenograph.core.message_json import encode_messages
 from stenograph.core.messages import Message, Role
 from stenograph.core.types import Grammar, GrammarKind
 from stenograph.dialects.base import Incoming
@@ -31,7 +32,6 @@ from stenograph.dialects.common.sampling import (
 )
 from stenograph.dialects.common.sampling_fields import Unread
 from stenograph.dialects.common.template_kwargs import check_template_kwargs
-from stenograph.dialects.openai.chat_reply import openai_messages
 from stenograph.dialects.responses.fields import (
     ENCRYPTED_REASONING,
     OUTPUT_LOGPROBS,
@@ -95,7 +95,7 @@ def decode_response(incoming: Incoming, *, unknown_fields: UnknownFields = Unkno
     messages = tuple(conversation.messages)
     request = ChatRequest(
         messages=messages,
-        messages_json=openai_messages(messages) if callable_tools else b"[]",
+        messages_json=encode_messages(messages) if callable_tools else b"[]",
         model=wire.model,
         tools=tuple(one.tool for one in tools.shown),
         late_tools=tuple(one.tool for one in late),

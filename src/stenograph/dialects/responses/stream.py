@@ -19,9 +19,9 @@ from stenograph.core.errors import (
 )
 from stenograph.core.json_pieces import PIECE_VALUES, joined, json_pieces, json_whole
 from stenograph.core.json_types import Count
+from stenograph.core.sse import EVENT_STREAM_HEADERS
 from stenograph.core.types import FinishReason, SamplingParams
 from stenograph.dialects.common.reply_parts import ROWS_AT_ONCE, TokenText, parts_of
-from stenograph.dialects.common.sse import EVENT_STREAM_HEADERS
 from stenograph.dialects.responses.ids import ItemId
 from stenograph.dialects.responses.reply import (
     CustomCallOutput,

@@ -17,7 +17,7 @@ from yarl import URL
 
 from stenograph.core.errors import InvalidRequest, UpstreamInvalid
 from stenograph.core.loaded import entry
-from stenograph.dialects.common.sse import EventReader, EventTooLarge
+from stenograph.core.sse import EventReader, EventTooLarge
 from stenograph.engine.http.connections import OwnConnections
 from stenograph.engine.http.exchange import Connections, Exchange, Pairs
 from stenograph.engine.http.inflate import PIECE_BYTES, Inflater, too_large

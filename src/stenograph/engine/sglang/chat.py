@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from stenograph.core.chat import ReplyMode
 from stenograph.core.errors import StenographError
 from stenograph.core.types import Chunk, EngineReply, LogprobsKind, RequestId
 from stenograph.core.weights import WeightCommand
-from stenograph.dialects.settings import ReplyMode
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.http.adapter import Ask, Call, ControlReply, EngineAdapter, EngineReading, passed_through
 from stenograph.engine.http.transport import HttpReply

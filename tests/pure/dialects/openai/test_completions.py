@@ -27,9 +27,8 @@ from stenograph.core.types import (
     Usage,
 )
 from stenograph.dialects.common.sampling_fields import Rule
-from stenograph.dialects.common.sse import DONE
 from stenograph.dialects.openai.chat import decode_chat
-from stenograph.dialects.openai.chat_reply import StreamEncoder
+from stenograph.dialects.openai.chat_reply import DONE, StreamEncoder
 from stenograph.dialects.openai.completions import PIECE_BYTES, decode_completion
 from stenograph.dialects.openai.completions_fields import COMPLETION_FIELDS
 from stenograph.dialects.openai.completions_reply import CompletionStreamEncoder

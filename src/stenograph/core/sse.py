@@ -5,10 +5,6 @@ Source: WHATWG HTML, section 9.2 (text/event-stream).
 
 from collections.abc import Iterable, Iterator
 
-DONE = b"data: [DONE]\n\n"
-"""OpenAI's terminal event."""
-
-
 STILL_ALIVE = b": still generating\n\n"
 """A comment, of which a client's reader takes no notice. Source: WHATWG HTML, section 9.2.6."""
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenograph.dialects.common.sse import EventReader, EventTooLarge, data_event
+from stenograph.core.sse import EventReader, EventTooLarge, data_event
 
 LINES = st.lists(
     st.one_of(

@@ -1,0 +1,102 @@
+"""Messages and finishes as JSON: the shape that chats, records and engines with a chat route share. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NotRequired, TypedDict
+
+import msgspec
+
+from stenograph.core.json_types import Count
+from stenograph.core.messages import Message, Role
+from stenograph.core.types import FinishReason
+
+TextFinish = Literal["stop", "length", "abort"]
+
+FINISHES: Mapping[FinishReason, TextFinish] = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.ABORT: "abort",
+}
+
+ReplyFinish = Literal["stop", "length", "abort", "tool_calls"]
+
+
+class RepliedFunction(TypedDict):
+    """The called function; `arguments` is JSON text, as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class RepliedToolCall(TypedDict):
+    """A tool call."""
+
+    id: str
+    type: Literal["function"]
+    function: RepliedFunction
+
+
+class NumberedCall(RepliedToolCall):
+    """A tool call with its place among those of its message, as SGLang writes it and a stream has it."""
+
+    index: Count
+
+
+class NumberedMessage(TypedDict):
+    """A reply with such calls."""
+
+    role: Role
+    content: str | None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[Sequence[NumberedCall]]
+
+
+class RepliedMessage(TypedDict):
+    """A message as OpenAI writes it."""
+
+    role: Role
+    content: str | None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[Sequence[RepliedToolCall]]
+    tool_call_id: NotRequired[str]
+    name: NotRequired[str]
+
+
+def message_body(message: Message) -> RepliedMessage:
+    """A message; what only a request's messages have is left out."""
+    body: RepliedMessage = {"role": message.role, "content": message.content}
+    if message.reasoning is not None:
+        body["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        body["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    return body
+
+
+def numbered_body(message: Message) -> NumberedMessage:
+    """A reply with its calls numbered."""
+    body = message_body(message)
+    numbered: NumberedMessage = {"role": body["role"], "content": body["content"]}
+    if "reasoning_content" in body:
+        numbered["reasoning_content"] = body["reasoning_content"]
+    if "tool_calls" in body:
+        numbered["tool_calls"] = [{**call, "index": index} for index, call in enumerate(body["tool_calls"])]
+    return numbered
+
+
+def encode_messages(messages: Sequence[Message]) -> bytes:
+    """The messages of a request, for engines that parse replies by them."""
+    return msgspec.json.encode([_sent_body(message) for message in messages])
+
+
+def _sent_body(message: Message) -> RepliedMessage:
+    body = message_body(message)
+    if message.tool_call_id is not None:
+        body["tool_call_id"] = message.tool_call_id
+    return body
+
+
+def finish_of(reason: FinishReason, message: Message) -> ReplyFinish:
+    """The finish of a reply to a chat."""
+    return "tool_calls" if reason is FinishReason.STOP and message.tool_calls else FINISHES[reason]
