@@ -8,8 +8,8 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
 from stenograph.families import family_for
-from stenograph.model.fast_encoder import EncoderKind
 from stenograph.model.files import ModelFiles
+from stenograph.model.settings import EncoderKind
 from stenograph.model.tokenizer import Tokenizer
 from stenograph.render.renderer import Renderer
 from stenograph.render.template.template import ChatTemplate

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import msgspec
 
 from stenograph.embedded.settings import ForwardKind, GrammarBackendKind, TorchDtype
-from stenograph.model.fast_encoder import EncoderKind
+from stenograph.model.settings import EncoderKind
 
 FIRST_VERSION = "0"
 """Name of the weights that the engine starts with, unless it is given another."""

@@ -6,7 +6,7 @@ from stenograph.core.settings import Switch
 from stenograph.embedded.options import FIRST_VERSION, EmbeddedOptions
 from stenograph.engine.embedded import EmbeddedEngine
 from stenograph.http.settings import Settings
-from stenograph.model.fast_encoder import EncoderKind
+from stenograph.model.settings import EncoderKind
 
 
 def make_embedded(settings: Settings, path: Path, encoder: EncoderKind, shared: Path | None) -> EmbeddedEngine:

@@ -7,8 +7,8 @@ from stenograph.core.loaded import entry
 from stenograph.engine.base import Engine
 from stenograph.engine.settings import EngineKind
 from stenograph.http.settings import Settings
-from stenograph.model.fast_encoder import EncoderKind
 from stenograph.model.files import ModelFiles
+from stenograph.model.settings import EncoderKind
 from stenograph.offload.body_slots import BodySlots
 
 EMBEDDED = "stenograph.http.embedded_engine:make_embedded"

@@ -5,7 +5,6 @@ strings; on any difference, or where fastokens is not there or cannot load it, t
 Both release the GIL. Knows nothing of added tokens, spans or messages.
 """
 
-import enum
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import tokenizers
 
 from stenograph.core.errors import StartupError
 from stenograph.core.types import ID_TYPECODE, token_ids
+from stenograph.model.settings import EncoderKind
 
 _IDS_AT_ONCE = 1 << 18
 """Numbers that become ids in one call, which holds the GIL: a millisecond."""
@@ -35,13 +35,6 @@ except ImportError as error:  # there is no wheel for every machine
     _why_absent = f"fastokens cannot be imported: {error}"
 else:
     _load_fast = fastokens.Tokenizer.from_json_str
-
-
-class EncoderKind(enum.StrEnum):
-    """A library that encodes, by the name of its package."""
-
-    FASTOKENS = "fastokens"
-    REFERENCE = "tokenizers"
 
 
 class Encoder(Protocol):

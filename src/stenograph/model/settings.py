@@ -1,13 +1,21 @@
-"""The model's settings: which one it is, and where fetched models are kept."""
+"""The model's settings: which one it is, where fetched models are kept, and the names of the tokenizer libraries."""
 
 # ruff: noqa: RUF009  (`setting` and `computed` make dataclass fields)
 
+import enum
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from stenograph.core.settings import computed, folder, setting, text
+
+
+class EncoderKind(enum.StrEnum):
+    """A library that encodes, by the name of its package."""
+
+    FASTOKENS = "fastokens"
+    REFERENCE = "tokenizers"
 
 
 def default_cache_dir(environ: Mapping[str, str]) -> Path:

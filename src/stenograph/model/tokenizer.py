@@ -20,7 +20,8 @@ from msgspec import Struct
 
 from stenograph.core.errors import StartupError, TokenizationFailed, UnrenderableMessage
 from stenograph.core.types import token_ids
-from stenograph.model.fast_encoder import EncoderKind, choose_encoder
+from stenograph.model.fast_encoder import choose_encoder
+from stenograph.model.settings import EncoderKind
 from stenograph.model.tokenizer_json import AddedToken, plain_tokenizer_json, read_tokenizer_json, token_bytes
 
 _SPACE = "\t\n\v\f\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"

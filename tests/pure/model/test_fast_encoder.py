@@ -14,8 +14,9 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from stenograph.core.errors import UnrenderableMessage
 from stenograph.http.app import make_renderer
-from stenograph.model.fast_encoder import EncoderKind, FastEncoder, ReferenceEncoder, check_texts, first_difference
+from stenograph.model.fast_encoder import FastEncoder, ReferenceEncoder, check_texts, first_difference
 from stenograph.model.files import ModelFiles
+from stenograph.model.settings import EncoderKind
 from stenograph.model.tokenizer import Tokenizer
 
 DIGITS = {"type": "Digits", "individual_digits": True}

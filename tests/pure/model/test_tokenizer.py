@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenograph.core.errors import StartupError, UnrenderableMessage
-from stenograph.model.fast_encoder import EncoderKind
+from stenograph.model.settings import EncoderKind
 from stenograph.model.tokenizer import Span, Tokenizer
 
 PIECES = [

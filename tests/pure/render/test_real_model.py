@@ -7,8 +7,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from stenograph.core.messages import Message, Role
 from stenograph.families import family_for
-from stenograph.model.fast_encoder import EncoderKind
 from stenograph.model.files import load_model_files
+from stenograph.model.settings import EncoderKind
 from stenograph.model.tokenizer import Tokenizer
 from stenograph.render.renderer import Renderer
 from stenograph.render.template.template import ChatTemplate
