@@ -131,8 +131,9 @@ class Rig:
         tokenizer = Tokenizer(load_model_files(path).tokenizer_json)
         self.loop = TimedLoop(tokenizer, num_workers=0, emit=lambda events: None, clock=SystemClock())
         self.loop.acts = []
+        grammars = GrammarCompiler(lambda: tokenizer, vocab_size=config.vocab_size, eos_ids=(2,))
         self.core = TimedCore(
-            forward, tokenizer, GrammarCompiler(tokenizer, vocab_size=config.vocab_size, eos_ids=(2,)), eos_ids=(2,),
+            forward, lambda: tokenizer, grammars, eos_ids=(2,),
             limits=limits, clock=SystemClock(), wake=self.loop.wake, weight_version="0",
         )  # fmt: skip
         self.core.steps = []

@@ -42,7 +42,7 @@ class SharedEngineProcess:
         self._listener.listen(128)
         self._threads = settings.engine_threads
         self._model = loaded.path
-        self._options = embedded_options(settings, loaded.renderer.tokenizer.encoder)
+        self._options = embedded_options(settings, loaded.renderer.tokenizer)
         self._process: subprocess.Popen[bytes] | None = None
         self._began = 0.0
         self._pause_s = FIRST_PAUSE_S

@@ -14,14 +14,15 @@ import sys
 import threading
 import traceback
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from stenograph.core.clock import SystemClock
 from stenograph.core.errors import EngineUnavailable, StartupError, StenographError
+from stenograph.core.loaded import entry
 from stenograph.core.types import RequestId
 from stenograph.embedded.connections import ConnectionDesk, SendEvents
 from stenograph.embedded.engine_core import EngineCore, EngineLimits
@@ -50,7 +51,10 @@ from stenograph.embedded.wire import (
     read_frame,
 )
 from stenograph.model.files import load_model_files
-from stenograph.model.tokenizer import Span, Tokenizer
+from stenograph.model.settings import EncoderKind
+
+if TYPE_CHECKING:
+    from stenograph.model.tokenizer import Tokenizer
 
 
 def main() -> None:
@@ -105,21 +109,45 @@ class Sender:
             os._exit(0)  # the server is gone; no one is left to answer
 
 
+class LateTokenizer:
+    """The model's tokenizer, made when it is first needed: by a grammar, a stop string or a text. Prompts come as ids.
+
+    It is of the file that was read at the start. Calling it raises StartupError as `Tokenizer` does.
+    """
+
+    def __init__(self, tokenizer_json: str, prefer: EncoderKind) -> None:
+        self._json = tokenizer_json
+        self._prefer = prefer
+        self._lock = threading.Lock()
+        self._made: Tokenizer | None = None
+
+    def __call__(self) -> "Tokenizer":
+        with self._lock:
+            if self._made is None:
+                self._made = entry("stenograph.model.tokenizer:Tokenizer")(self._json, prefer=self._prefer)
+            return self._made
+
+    def encode(self, text: str, /) -> "array[int]":
+        """Ids [T] of trusted text."""
+        return self().encode(text)
+
+
 class PieceTokenizer:
     """Encodes the pieces of a text as the server's own tokenizer encodes spans."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: "Callable[[], Tokenizer]") -> None:
         self._tokenizer = tokenizer
 
     def encode(self, text: tuple[Piece, ...], /) -> "array[int]":
         """Ids [T]."""
-        return self._tokenizer.encode_spans([Span(text=piece.text, trusted=piece.trusted) for piece in text])
+        span = entry("stenograph.model.tokenizer:Span")
+        return self._tokenizer().encode_spans([span(text=piece.text, trusted=piece.trusted) for piece in text])
 
 
 class TextDesk:
     """Takes texts as commands and sends their ids as events. At most `MAX_ARRIVING` texts wait; more are refused."""
 
-    def __init__(self, tokenizer: Tokenizer, num_workers: int, send: SendEvents) -> None:
+    def __init__(self, tokenizer: "Callable[[], Tokenizer]", num_workers: int, send: SendEvents) -> None:
         self._send = send
         self._workers: TokenizeWorkers[RequestId, tuple[Piece, ...]] = TokenizeWorkers(
             PieceTokenizer(tokenizer), num_workers, self._answer
@@ -152,13 +180,16 @@ class LoadedEngine:
     core: EngineCore
     grammars: GrammarCompiler
     texts: TextDesk
+    tokenizer: LateTokenizer
     weights: WeightDesk
     ready: Ready
 
     def obey(self, command: Command) -> None:
-        """Submit a command. Cheap: computes nothing."""
+        """Submit a command. Cheap: computes nothing, but the tokenizer before the first stop strings."""
         match command:
             case Generate():
+                if command.params.stop:
+                    self.tokenizer()  # here, where no step waits for it
                 self.loop.add_request(command.prompt(), command.params, command.request_id)
             case TokenizeText():
                 self.texts.tokenize(command)
@@ -183,9 +214,11 @@ def load(path: Path, options: EmbeddedOptions, emit: Emit, send: SendEvents) -> 
         num_kv_tokens=limits.num_kv_rows,
     )
     vocab_size = forward.config.vocab_size
-    tokenizer = Tokenizer(files.tokenizer_json, prefer=options.encoder)
-    if tokenizer.vocab_size > vocab_size:
-        raise StartupError(f"{path}: the tokenizer has {tokenizer.vocab_size} ids, the model {vocab_size}")
+    if options.num_ids > vocab_size:
+        raise StartupError(f"{path}: the tokenizer has {options.num_ids} ids, the model {vocab_size}")
+    tokenizer = LateTokenizer(files.tokenizer_json, options.encoder)
+    if options.tokenize_workers:
+        tokenizer()
     eos_ids = tuple(id_ for id_ in files.eos_token_ids if id_ < vocab_size)
     loop = EngineLoop(tokenizer, num_workers=0, emit=emit, clock=clock)  # prompts come as ids
     grammars = GrammarCompiler(tokenizer, vocab_size=vocab_size, eos_ids=eos_ids, backend=options.grammar_backend)
@@ -207,7 +240,9 @@ def load(path: Path, options: EmbeddedOptions, emit: Emit, send: SendEvents) -> 
     )
     texts = TextDesk(tokenizer, options.tokenize_workers, send)
     weights = WeightDesk(forward, core, loop, send)
-    return LoadedEngine(loop=loop, core=core, grammars=grammars, texts=texts, weights=weights, ready=ready)
+    return LoadedEngine(
+        loop=loop, core=core, grammars=grammars, texts=texts, tokenizer=tokenizer, weights=weights, ready=ready
+    )
 
 
 def _read_commands(stream: BinaryIO, loaded: "Future[LoadedEngine]") -> None:

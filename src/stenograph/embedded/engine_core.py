@@ -10,6 +10,7 @@ import bisect
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -27,7 +28,9 @@ from stenograph.embedded.scheduler import Budget, Running, Share, Waiting, plan
 from stenograph.embedded.sequence import Sequence
 from stenograph.embedded.times import RequestTimes, Times
 from stenograph.embedded.wire import Failed, FailureKind, Sampled
-from stenograph.model.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from stenograph.model.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +77,15 @@ class EngineLimits:
 
 
 class EngineCore:
-    """All requests of one model. Not thread-safe; other threads call only the `wake` that it is given."""
+    """All requests of one model. Not thread-safe; other threads call only the `wake` that it is given.
+
+    `tokenizer` is asked for by the first request with stop strings.
+    """
 
     def __init__(
         self,
         forward: Forward,
-        tokenizer: Tokenizer,
+        tokenizer: "Callable[[], Tokenizer]",
         grammars: GrammarCompiler,
         *,
         eos_ids: tuple[int, ...],
@@ -149,7 +155,7 @@ class EngineCore:
             max_tokens=min(num_left, params.max_tokens or num_left),
             eos_ids=self._eos_ids,
             grammar=None if params.grammar is None else self._grammars.compile(params.grammar, self._wake),
-            text=self._tokenizer.text_stream(skip_special=True),
+            text=self._tokenizer().text_stream(skip_special=True) if params.stop else None,
             times=times,
             vocab_size=self._forward.config.vocab_size,
         )

@@ -14,7 +14,8 @@ FIRST_VERSION = "0"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedOptions:
     """`threads` are BLAS threads; `torch_device` and `torch_dtype` count where `forward` is torch. `tokenize_workers`
-    are threads that make ids of text, with the library `encoder`, which is the server's. `weight_version` names the
+    are threads that make ids of text, with the library `encoder`, which is the server's, as are its tokenizer's
+    `num_ids` ids (0: not known). `weight_version` names the
     weights; `weights` is where they are if not with the model. The rest bounds the engine: see
     `EngineLimits`."""
 
@@ -30,6 +31,7 @@ class EmbeddedOptions:
     grammar_backend: GrammarBackendKind = GrammarBackendKind.LLGUIDANCE
     tokenize_workers: int = 0
     encoder: EncoderKind = EncoderKind.REFERENCE
+    num_ids: int = 0
     weight_version: str = FIRST_VERSION
     weights: str | None = None
 

@@ -6,6 +6,7 @@ preempted (its table goes, everything else stays) and run again. Knows nothing o
 
 from array import array
 from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,16 +20,18 @@ from stenograph.embedded.grammar.guide import Guide
 from stenograph.embedded.kv.block_pool import BlockTable
 from stenograph.embedded.sampler import Allowed, SampledToken, TokenSampler
 from stenograph.embedded.times import Times
-from stenograph.model.tokenizer import TextStream
+
+if TYPE_CHECKING:
+    from stenograph.model.tokenizer import TextStream
 
 
 class StopWatcher:
     """Finds stop strings in text that comes in pieces, across their borders.
 
-    One that the first `min_tokens` tokens complete is text, and is passed over.
+    One that the first `min_tokens` tokens complete is text, and is passed over. `text` is read where there are any.
     """
 
-    def __init__(self, stops: tuple[str, ...], text: TextStream, *, min_tokens: int = 0) -> None:
+    def __init__(self, stops: tuple[str, ...], text: "TextStream | None", *, min_tokens: int = 0) -> None:
         self._stops = stops
         self._num_passed_over = min_tokens
         self._text = text
@@ -37,7 +40,7 @@ class StopWatcher:
 
     def push(self, token_id: int) -> str | None:
         """The stop string that this token completes: the one that begins first, then the longest."""
-        if not self._stops:
+        if self._text is None or not self._stops:
             return None
         num_before = len(self._tail)
         seen = self._tail + self._text.push(token_id)
@@ -66,7 +69,7 @@ class Sequence:
         max_tokens: int,
         eos_ids: frozenset[int],
         grammar: "Future[CompiledGrammar] | None",
-        text: TextStream,
+        text: "TextStream | None",
         times: Times,
         vocab_size: int,
     ) -> None:

@@ -465,7 +465,7 @@ async def _serve_model(
         loaded.path,
         body_slots,
         clock,
-        renderer.tokenizer.encoder,
+        renderer.tokenizer,
         shared=None if worker is None else worker.place.engine,
     )
     pool = CpuPool(settings.cpu_workers)

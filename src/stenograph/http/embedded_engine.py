@@ -7,15 +7,16 @@ from stenograph.embedded.options import FIRST_VERSION, EmbeddedOptions
 from stenograph.engine.embedded import EmbeddedEngine
 from stenograph.http.settings import Settings
 from stenograph.model.settings import EncoderKind
+from stenograph.model.tokenizer import Tokenizer
 
 
-def make_embedded(settings: Settings, path: Path, encoder: EncoderKind, shared: Path | None) -> EmbeddedEngine:
+def make_embedded(settings: Settings, path: Path, tokenizer: Tokenizer | None, shared: Path | None) -> EmbeddedEngine:
     """The engine of the model at `path`; not yet started. Arguments are those of `make_engine`."""
-    return EmbeddedEngine(path, embedded_options(settings, encoder), shared=shared)
+    return EmbeddedEngine(path, embedded_options(settings, tokenizer), shared=shared)
 
 
-def embedded_options(settings: Settings, encoder: EncoderKind) -> EmbeddedOptions:
-    """The options of the embedded engine's process."""
+def embedded_options(settings: Settings, tokenizer: Tokenizer | None) -> EmbeddedOptions:
+    """The options of the embedded engine's process. `tokenizer` is the server's, where it is made."""
     return EmbeddedOptions(
         threads=settings.engine_threads,
         max_batch=settings.max_batch,
@@ -27,6 +28,7 @@ def embedded_options(settings: Settings, encoder: EncoderKind) -> EmbeddedOption
         torch_dtype=settings.torch_dtype,
         grammar_backend=settings.grammar_backend,
         tokenize_workers=settings.tokenize_workers,
-        encoder=encoder if settings.tokenize_workers else EncoderKind.REFERENCE,
+        encoder=tokenizer.encoder if tokenizer and settings.tokenize_workers else EncoderKind.REFERENCE,
+        num_ids=tokenizer.vocab_size if tokenizer else 0,
         weight_version=settings.weight_version or FIRST_VERSION,
     )

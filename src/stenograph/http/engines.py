@@ -8,7 +8,7 @@ from stenograph.engine.base import Engine
 from stenograph.engine.settings import EngineKind
 from stenograph.http.settings import Settings
 from stenograph.model.files import ModelFiles
-from stenograph.model.settings import EncoderKind
+from stenograph.model.tokenizer import Tokenizer
 from stenograph.offload.body_slots import BodySlots
 
 EMBEDDED = "stenograph.http.embedded_engine:make_embedded"
@@ -30,18 +30,18 @@ def make_engine(
     path: Path,
     body_slots: BodySlots,
     clock: Clock,
-    encoder: EncoderKind = EncoderKind.REFERENCE,
+    tokenizer: Tokenizer | None = None,
     *,
     shared: Path | None = None,
 ) -> Engine:
     """The engine that the settings name, or a fleet of those at its addresses; not yet started.
 
-    `body_slots` are those of the clients' bodies: engines' replies have slots of their own. `encoder` is what the
-    server encodes with. `shared` is the socket of an embedded engine that other processes use too.
+    `body_slots` are those of the clients' bodies: engines' replies have slots of their own. `tokenizer` is the
+    server's, where it is made. `shared` is the socket of an embedded engine that other processes use too.
     """
     made: Engine
     if settings.engine_url and settings.engine is not EngineKind.EMBEDDED:
         made = entry(SERVERS)(settings, files, body_slots, clock)
     else:
-        made = entry(EMBEDDED)(settings, path, encoder, shared)
+        made = entry(EMBEDDED)(settings, path, tokenizer, shared)
     return made

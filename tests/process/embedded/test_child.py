@@ -7,12 +7,14 @@ import subprocess
 import sys
 import termios
 from array import array
+from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 
-from stenograph.core.types import FinishReason, RequestId, SamplingParams, token_ids
+from stenograph.core.types import FinishReason, Grammar, GrammarKind, RequestId, SamplingParams, token_ids
+from stenograph.embedded.forward.weights import load_weights
 from stenograph.embedded.options import EmbeddedOptions
 from stenograph.embedded.wire import (
     EVENTS,
@@ -101,6 +103,48 @@ def test_an_internal_error_at_load_ends_the_process_with_a_traceback_and_no_dump
         assert child.stdout.read() == b""
         assert child.stderr.read().decode().splitlines()[-1].startswith("ValueError: step_tokens must be above")
         assert child.wait() == 1
+
+
+LATE = {"tokenizers", "ahocorasick_rs", "llguidance"}
+
+
+@pytest.mark.parametrize(
+    ("options", "params", "loaded"),
+    [
+        (OPTIONS, {}, set[str]()),
+        (OPTIONS, {"stop": ("zz",)}, LATE - {"llguidance"}),
+        (OPTIONS, {"grammar": Grammar(kind=GrammarKind.REGEX, source="[a-z]+")}, LATE),
+        (replace(OPTIONS, tokenize_workers=1), {}, LATE - {"llguidance"}),
+    ],
+)
+def test_a_tokenizer_is_loaded_by_what_needs_it(
+    folder: Path, tmp_path: Path, options: EmbeddedOptions, params: dict[str, Any], loaded: set[str]
+) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "stenograph.embedded.child", str(folder), options.to_json()]
+    settings = SamplingParams(max_tokens=4, ignore_eos=True, **params)
+    asked = Generate(request_id=RequestId("r"), ids=token_ids([1, 5, 9]).tobytes(), params=settings)
+    with (tmp_path / "imports").open("wb") as imports:
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=imports) as child:
+            assert isinstance(event_of(child), Ready)
+            assert child.stdin is not None
+            child.stdin.write(frame(asked))
+            child.stdin.flush()
+            while not is_end_of("r", event_of(child)):
+                pass
+    names = {line.rpartition("|")[2].strip() for line in (tmp_path / "imports").read_text().splitlines()}
+    assert "stenograph.embedded.engine_core" in names
+    assert names & LATE == loaded
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused(folder: Path) -> None:
+    vocab_size = load_weights(folder)[0].vocab_size
+    command = [sys.executable, "-m", "stenograph.embedded.child", str(folder)]
+    options = replace(OPTIONS, num_ids=vocab_size + 1)
+    with subprocess.Popen([*command, options.to_json()], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        event = event_of(child)
+        assert isinstance(event, LoadFailed)
+        assert f"the tokenizer has {vocab_size + 1} ids, the model {vocab_size}" in event.message
 
 
 @pytest.mark.parametrize(

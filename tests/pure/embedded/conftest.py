@@ -54,8 +54,8 @@ class Bench:
         bounds = EngineLimits(**{"max_batch": 16, "kv_tokens": 4096, **limits})
         self.core = EngineCore(
             forward(config, weights, num_kv_tokens=bounds.num_kv_rows),
-            tokenizer,
-            grammars or GrammarCompiler(tokenizer, vocab_size=config.vocab_size, eos_ids=eos_ids),
+            lambda: tokenizer,
+            grammars or GrammarCompiler(lambda: tokenizer, vocab_size=config.vocab_size, eos_ids=eos_ids),
             eos_ids=eos_ids,
             limits=bounds,
             clock=SystemClock(),

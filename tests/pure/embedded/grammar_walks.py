@@ -43,7 +43,7 @@ def compiler(backend: GrammarBackendKind = GrammarBackendKind.LLGUIDANCE) -> Gra
     """Skips the test where the backend is not installed."""
     try:
         return GrammarCompiler(
-            tokenizer(), vocab_size=tokenizer().vocab_size, eos_ids=(EOS_ID,), num_threads=1, backend=backend
+            tokenizer, vocab_size=tokenizer().vocab_size, eos_ids=(EOS_ID,), num_threads=1, backend=backend
         )
     except StartupError as error:
         pytest.skip(str(error))

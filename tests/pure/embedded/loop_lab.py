@@ -99,8 +99,8 @@ class Lab:
         limits = EngineLimits(max_batch=max_batch, kv_tokens=4096)
         self.core = EngineCore(
             NumpyForward(config, weights, num_kv_tokens=limits.num_kv_rows),
-            tokenizer,
-            GrammarCompiler(tokenizer, vocab_size=config.vocab_size, eos_ids=(2,)),
+            lambda: tokenizer,
+            GrammarCompiler(lambda: tokenizer, vocab_size=config.vocab_size, eos_ids=(2,)),
             eos_ids=(2,),
             limits=limits,
             clock=SystemClock(),

@@ -67,7 +67,7 @@ class Compiler(GrammarCompiler):
     """Compiles while its gate is open, and guides by states that tell of their masks."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, *, num_masks: int = 1000) -> None:
-        super().__init__(tokenizer, vocab_size=vocab_size, eos_ids=(2,))
+        super().__init__(lambda: tokenizer, vocab_size=vocab_size, eos_ids=(2,))
         self.gate = threading.Event()
         self.gate.set()
         self.filled = Masks()
@@ -118,8 +118,8 @@ class Broken(GrammarCompiler):
     """Compiles with an engine that fails."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, at: str) -> None:
-        super().__init__(tokenizer, vocab_size=vocab_size, eos_ids=(2,))
-        self._backend = Breaks(at, vocab_size)
+        super().__init__(lambda: tokenizer, vocab_size=vocab_size, eos_ids=(2,))
+        self._made_backend = Breaks(at, vocab_size)
 
 
 @pytest.fixture

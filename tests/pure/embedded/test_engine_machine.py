@@ -34,7 +34,7 @@ EOS = 2
 class GatedCompiler(GrammarCompiler):
     """Compiles at once, and says so when the test opens the gate."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self) -> None:
         super().__init__(tokenizer, vocab_size=VOCAB, eos_ids=(EOS,))
         self.held: list[tuple[Future[CompiledGrammar], Future[CompiledGrammar]]] = []
 
@@ -59,13 +59,13 @@ def tokenizer() -> Tokenizer:
 
 @functools.cache
 def grammars() -> GatedCompiler:
-    return GatedCompiler(tokenizer())
+    return GatedCompiler()
 
 
 def core_of(limits: EngineLimits) -> EngineCore:
     return EngineCore(
         LedgerForward(limits.num_kv_rows),
-        tokenizer(),
+        tokenizer,
         grammars(),
         eos_ids=(EOS,),
         limits=limits,

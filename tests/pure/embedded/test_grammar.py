@@ -187,12 +187,12 @@ def test_a_token_that_no_mask_admits_fails_its_request_alone(backend: GrammarBac
 def endless(backend: GrammarBackendKind) -> GrammarCompiler:
     """Of a vocabulary in which no token is the end. Skips the test where the backend is not installed."""
     compiler(backend)
-    return GrammarCompiler(tokenizer(), vocab_size=tokenizer().vocab_size, eos_ids=(), backend=backend)
+    return GrammarCompiler(tokenizer, vocab_size=tokenizer().vocab_size, eos_ids=(), backend=backend)
 
 
 def small(num_threads: int = 1, **options: float) -> GrammarCompiler:
     return GrammarCompiler(
-        tokenizer(), vocab_size=tokenizer().vocab_size, eos_ids=(2,), num_threads=num_threads, **options
+        tokenizer, vocab_size=tokenizer().vocab_size, eos_ids=(2,), num_threads=num_threads, **options
     )
 
 

@@ -157,7 +157,7 @@ SLOW = [json.dumps({"type": "integer", "multipleOf": multiple}) for multiple in 
 
 
 def test_a_grammar_that_takes_too_long_is_refused_and_too_many_of_them_hold_off_others() -> None:
-    grammars = GrammarCompiler(tokenizer(), vocab_size=tokenizer().vocab_size, eos_ids=(2,), deadline_s=1e-6)
+    grammars = GrammarCompiler(tokenizer, vocab_size=tokenizer().vocab_size, eos_ids=(2,), deadline_s=1e-6)
     asked = [Grammar(kind=GrammarKind.JSON_SCHEMA, source=source) for source in SLOW]
     futures = [grammars.compile(grammar, lambda: None) for grammar in asked]
     errors = [future.exception() for future in futures]

@@ -105,7 +105,7 @@ def test_a_schema_that_is_no_json_is_refused_in_one_line() -> None:
 @pytest.mark.skipif(HAS_XGRAMMAR, reason="xgrammar is installed")
 def test_where_xgrammar_is_not_installed_the_start_says_how_to_install_it() -> None:
     with pytest.raises(StartupError, match=r"pip install xgrammar"):
-        GrammarCompiler(tokenizer(), vocab_size=300, eos_ids=(2,), backend=GrammarBackendKind.XGRAMMAR)
+        GrammarCompiler(tokenizer, vocab_size=300, eos_ids=(2,), backend=GrammarBackendKind.XGRAMMAR)
 
 
 def test_with_xgrammar_there_are_all_grammars_but_lark() -> None:

@@ -39,7 +39,7 @@ def tokenize(name: str, *pieces: tuple[str, bool]) -> TokenizeText:
 def test_a_text_that_takes_long_holds_up_neither_its_submitter_nor_other_texts() -> None:
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     tokenizer = Held("long")
-    desk = TextDesk(tokenizer, 2, events.put)
+    desk = TextDesk(lambda: tokenizer, 2, events.put)
     desk.tokenize(tokenize("a", ("long", True)))
     tokenizer.gate.entered.wait()
     desk.tokenize(tokenize("b", ("<|im_end|>", False), ("<|im_end|>", True)))
@@ -56,7 +56,7 @@ def test_a_text_that_takes_long_holds_up_neither_its_submitter_nor_other_texts()
 def test_texts_over_capacity_are_refused_and_a_dropped_one_frees_a_place() -> None:
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     tokenizer = Held("long")
-    desk = TextDesk(tokenizer, 1, events.put)
+    desk = TextDesk(lambda: tokenizer, 1, events.put)
     desk.tokenize(tokenize("held", ("long", True)))
     tokenizer.gate.entered.wait()
     for number in range(MAX_ARRIVING):

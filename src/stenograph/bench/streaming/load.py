@@ -135,7 +135,7 @@ class StreamingLoad:
             raise StartupError(f"{path}: the tokenizer has more ids than the model")
         self._eos_ids = tuple(id_ for id_ in files.eos_token_ids if id_ < self._config.vocab_size)
         self._grammars = GrammarCompiler(
-            self._tokenizer, vocab_size=self._config.vocab_size, eos_ids=self._eos_ids
+            lambda: self._tokenizer, vocab_size=self._config.vocab_size, eos_ids=self._eos_ids
         )  # the core needs one; no request has a grammar
         num, length = plan.num_requests, plan.prompt_tokens
         if plan.prompt:
@@ -183,7 +183,7 @@ class StreamingLoad:
         limits = replace(EngineLimits.of(self._plan.engine), max_prefills=self._plan.max_prefills)
         return EngineCore(
             self._forward(limits.num_kv_rows),
-            self._tokenizer,
+            lambda: self._tokenizer,
             self._grammars,
             eos_ids=self._eos_ids,
             limits=limits,

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 
-from stenograph.core.types import Grammar, GrammarKind
+from stenograph.core.types import Grammar
 from stenograph.embedded.sampler import Allowed
 
 _SHOWN_CHARS = 500
@@ -61,11 +61,6 @@ class CompiledGrammar(Protocol):
 
 class GrammarBackend(Protocol):
     """A grammar engine for one vocabulary. It may be used from several threads at once."""
-
-    @property
-    def kinds(self) -> frozenset[GrammarKind]:
-        """The kinds of grammars that it compiles."""
-        ...
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
         """Compile, which may take long, and find that a first token is possible. Raises BadGrammar."""

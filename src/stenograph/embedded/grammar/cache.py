@@ -8,18 +8,20 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
+from stenograph.core.loaded import entry
 from stenograph.core.telemetry import GrammarStep
 from stenograph.core.types import Grammar, GrammarKind
 from stenograph.embedded.grammar.base import BadGrammar as BadGrammar
 from stenograph.embedded.grammar.base import CompiledGrammar, GrammarBackend, no_other_error
 from stenograph.embedded.grammar.base import GrammarEngineFailed as GrammarEngineFailed
 from stenograph.embedded.grammar.guide import Guide
-from stenograph.embedded.grammar.llguidance import LlguidanceBackend
 from stenograph.embedded.grammar.times import GrammarTimes, TimedState
-from stenograph.embedded.grammar.xgrammar import XgrammarBackend
 from stenograph.embedded.settings import GrammarBackendKind
-from stenograph.model.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from stenograph.model.tokenizer import Tokenizer
 
 NUM_MASK_THREADS = 2
 """A mask of SmolLM2's vocabulary takes some 0.1 ms, a step of the model tens of milliseconds."""
@@ -35,6 +37,15 @@ _STACK_BYTES = 512 * 2**20
 """Stack of a compiling thread, as address space: grammar engines recurse as deep as references go. In the usual 8 MiB
 a chain of 2,000 of them, 35 KB of schema, ended the process."""
 
+_ALL_KINDS = frozenset(GrammarKind)
+_BACKENDS = {
+    GrammarBackendKind.LLGUIDANCE: ("stenograph.embedded.grammar.llguidance:LlguidanceBackend", _ALL_KINDS),
+    GrammarBackendKind.XGRAMMAR: (
+        "stenograph.embedded.grammar.xgrammar:XgrammarBackend", _ALL_KINDS - {GrammarKind.LARK},
+    ),
+}  # fmt: skip
+"""Of each library its backend, and the kinds of grammars that it compiles."""
+
 _stack_size_lock = threading.Lock()
 """The size is a setting of the process."""
 
@@ -46,12 +57,13 @@ class CompilerBusy(BadGrammar):
 class GrammarCompiler:
     """Compiles grammars off the caller's thread. Close it with `close`.
 
-    Raises StartupError at construction: the backend is not installed.
+    `tokenizer` is asked for when the first grammar is compiled; at once by xgrammar, which may not be installed: then
+    construction raises StartupError.
     """
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: "Callable[[], Tokenizer]",
         *,
         vocab_size: int,
         eos_ids: tuple[int, ...],
@@ -59,7 +71,17 @@ class GrammarCompiler:
         backend: GrammarBackendKind = GrammarBackendKind.LLGUIDANCE,
         deadline_s: float = COMPILE_DEADLINE_S,
     ) -> None:
-        self._backend = _backend(backend, tokenizer, vocab_size, eos_ids)
+        entry_name, self.kinds = _BACKENDS[backend]
+        self._made_backend: GrammarBackend | None = None
+        self._backend_lock = threading.Lock()
+
+        def make_backend() -> GrammarBackend:
+            made: GrammarBackend = entry(entry_name)(tokenizer(), vocab_size=vocab_size, eos_ids=eos_ids)
+            return made
+
+        self._make_backend = make_backend
+        if backend is GrammarBackendKind.XGRAMMAR:
+            self._backend()
         self._deadline_s = deadline_s
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="grammar")
         self._masks = ThreadPoolExecutor(NUM_MASK_THREADS, thread_name_prefix="mask")
@@ -71,11 +93,6 @@ class GrammarCompiler:
 
     def __repr__(self) -> str:
         return f"<GrammarCompiler {len(self._compiled)} cached>"
-
-    @property
-    def kinds(self) -> frozenset[GrammarKind]:
-        """The kinds of grammars that it compiles."""
-        return self._backend.kinds
 
     def compile(self, grammar: Grammar, when_done: Callable[[], None]) -> "Future[CompiledGrammar]":
         """Begin to compile; `when_done` is called on some thread when `state` can be asked for."""
@@ -124,18 +141,16 @@ class GrammarCompiler:
             raise BadGrammar(f"it takes longer than {self._deadline_s:g} s to compile") from None
 
     def _timed(self, grammar: Grammar) -> CompiledGrammar:
+        backend = self._backend()
         with self.times.of(GrammarStep.COMPILE):
-            return self._backend.compile(grammar)
+            return backend.compile(grammar)
 
-
-def _backend(
-    kind: GrammarBackendKind, tokenizer: Tokenizer, vocab_size: int, eos_ids: tuple[int, ...]
-) -> GrammarBackend:
-    match kind:
-        case GrammarBackendKind.LLGUIDANCE:
-            return LlguidanceBackend(tokenizer, vocab_size=vocab_size, eos_ids=eos_ids)
-        case GrammarBackendKind.XGRAMMAR:
-            return XgrammarBackend(tokenizer, vocab_size=vocab_size, eos_ids=eos_ids)
+    def _backend(self) -> GrammarBackend:
+        """The backend, made once, by whoever is first."""
+        with self._backend_lock:
+            if self._made_backend is None:
+                self._made_backend = self._make_backend()
+            return self._made_backend
 
 
 def _on_a_deep_stack(compile_: Callable[[], CompiledGrammar]) -> "Future[CompiledGrammar]":

@@ -119,11 +119,6 @@ class LlguidanceBackend:
         self._only_eos[list(eos_ids)] = True
         self._only_eos.flags.writeable = False
 
-    @property
-    def kinds(self) -> frozenset[GrammarKind]:
-        """All kinds."""
-        return frozenset(GrammarKind)
-
     def compile(self, grammar: Grammar) -> _CompiledLlguidance:
         """Compile, and compute the first mask. Raises BadGrammar."""
         check_limits(grammar)

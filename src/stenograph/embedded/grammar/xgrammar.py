@@ -91,11 +91,6 @@ class XgrammarBackend:
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
 
-    @property
-    def kinds(self) -> frozenset[GrammarKind]:
-        """All but Lark."""
-        return frozenset(GrammarKind) - {GrammarKind.LARK}
-
     def compile(self, grammar: Grammar) -> _CompiledXgrammar:
         """Compile, and compute the first mask. Raises BadGrammar."""
         if len(grammar.source) > MAX_SOURCE_CHARS:

@@ -34,8 +34,8 @@ class TinyModel:
         self.eos_ids = files.eos_token_ids
         self._core = EngineCore(
             NumpyForward(config, weights, num_kv_tokens=limits.num_kv_rows),
-            self.tokenizer,
-            GrammarCompiler(self.tokenizer, vocab_size=config.vocab_size, eos_ids=self.eos_ids),
+            lambda: self.tokenizer,
+            GrammarCompiler(lambda: self.tokenizer, vocab_size=config.vocab_size, eos_ids=self.eos_ids),
             eos_ids=self.eos_ids,
             limits=limits,
             clock=self._clock,
