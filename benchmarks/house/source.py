@@ -15,8 +15,8 @@ NO_CODE = {
 PARTS: Mapping[str, tuple[str, ...]] = {
     "embedded": ("embedded", "engine/embedded"),
     "cluster": (
-        "deploy", "http/all_servers", "http/nodes", "http/shared_parts", "http/workers", "session/ownership",
-        "session/shared_capacity", "session/shared_state", "store/postgres",
+        "deploy", "http/all_servers", "http/nodes", "http/ownership", "http/shared_parts", "http/workers",
+        "store/postgres",
     ),
     "console": ("console", "http/console_page", "http/console_routes", "http/openapi/console"),
     "weights": ("dialects/weight_commands", "http/weight_routes", "session/weights"),

@@ -42,7 +42,7 @@ def parts_of(loaded: set[str]) -> set[str]:
         for part, prefixes in PARTS.items()
         for name in loaded
         if any(name == prefix or name.startswith(f"{prefix}/") for prefix in prefixes)
-        if name not in ("embedded", "embedded/settings", "deploy", "deploy/exit_with", "session/shared_state")
+        if name not in ("embedded", "embedded/settings", "deploy", "deploy/exit_with")
     }
 
 
@@ -52,7 +52,7 @@ def test_one_engine_loads_no_other_and_no_part(tiny: Path, tmp_path: Path, child
     loaded = names(files)
     assert parts_of(loaded) == NOT_YET
     folders = {tuple(name.split("/")[:2]) for name in loaded if name.count("/") > 1}
-    assert {folder for room, folder in folders if room == "dialects"} == {"openai"}
+    assert {folder for room, folder in folders if room == "dialects"} == {"common", "openai"}
     assert {folder for room, folder in folders if room == "engine"} == {"fleet", "http", "sglang"}
     assert {name for name in loaded if name.startswith("families/")} == {
         "families/generic", "families/load", "families/smollm2",

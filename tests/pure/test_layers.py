@@ -197,6 +197,7 @@ NEVERS = (
     "no protocol stands on another",
     "records are no client's protocol",
     "an engine knows no client's protocol",
+    "a session knows no other process",
 )
 
 

@@ -15,8 +15,7 @@ from stenograph.engine.base import EngineHealth, EngineState
 from stenograph.engine.fleet.fleet import Fleet, FleetMember
 from stenograph.http.engine_routes import EngineRoutes
 from stenograph.render.renderer import Renderer
-from stenograph.session.shared_state import SharedState
-from stenograph.session.weights import SyncResult, Weights, WeightSync
+from stenograph.session.weights import SyncResult, SyncState, Weights, WeightSync
 from stenograph.testing.standins.planned_server import AskedRequest
 from stenograph.testing.standins.scripted_engine import ScriptedEngine
 
@@ -198,7 +197,7 @@ class LateLoader(Loader):
 
     async def start(self) -> None:
         await super().start()
-        self._sync[0].follow(SharedState(num_taken=2, version="2", lacking=("new",)))
+        self._sync[0].follow(SyncState(num_taken=2, version="2", lacking=("new",)))
 
 
 async def test_an_engine_that_another_process_added_follows_the_weights_of_the_moment_it_joins() -> None:
@@ -211,7 +210,7 @@ async def test_an_engine_that_another_process_added_follows_the_weights_of_the_m
     )
     await fleet.start()
     syncs.append(WeightSync(fleet, Weights(), no_turns))
-    syncs[0].follow(SharedState(num_taken=1, version="1"))
+    syncs[0].follow(SyncState(num_taken=1, version="1"))
     await EngineRoutes(engine=fleet, sync=syncs[0], max_body_bytes=0).follow(["http://old", "http://new"])
     assert [(one.name, one.health.state) for one in fleet.statuses()] == [
         ("old", EngineState.DOWN), ("new", EngineState.DOWN)

@@ -20,11 +20,11 @@ from stenograph.http.server import Server, uvicorn_config
 from stenograph.http.settings import Settings
 from stenograph.http.storage import opened_store
 from stenograph.http.workers.place import WorkerPlace
+from stenograph.http.workers.shared_capacity import CapacityPage
 from stenograph.http.workers.worker import Worker
 from stenograph.offload.pool import CpuPool
 from stenograph.render.renderer import Renderer
 from stenograph.session.manager import SessionManager
-from stenograph.session.shared_capacity import CapacityPage
 from stenograph.store.base import SessionStore
 from stenograph.store.folder import DataFolder
 from stenograph.store.postgres.shared_rows import SharedRows

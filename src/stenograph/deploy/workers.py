@@ -45,8 +45,8 @@ from stenograph.http.rule_files import check_files
 from stenograph.http.settings import Settings
 from stenograph.http.shared_store import prepare_database
 from stenograph.http.workers.place import WorkerPlace
+from stenograph.http.workers.shared_capacity import CapacityPage
 from stenograph.model.progress import Progress
-from stenograph.session.shared_capacity import CapacityPage
 from stenograph.store.folder import DataFolder
 
 log = logging.getLogger(__name__)

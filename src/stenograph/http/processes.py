@@ -18,8 +18,7 @@ from stenograph.http.engine_routes import EngineRoutes
 from stenograph.http.metrics import Metrics
 from stenograph.session.admission import Capacity, Limits
 from stenograph.session.keyed_openings import KeyedOpenings, OpenedElsewhere
-from stenograph.session.shared_state import Others
-from stenograph.session.weights import WeightSync
+from stenograph.session.weights import Followers, WeightSync
 
 RefuseAt = Callable[[str, StenographError], Refusal]
 """The error of a request that came to a path."""
@@ -128,7 +127,7 @@ class ServingWorker(Protocol):
         ...
 
     @property
-    def others(self) -> Others | None:
+    def others(self) -> Followers | None:
         """Those that follow it, if it is the first."""
         ...
 

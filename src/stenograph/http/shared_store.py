@@ -13,11 +13,11 @@ from stenograph.core.clock import SystemClock
 from stenograph.http.metric_table import Metric, MetricType
 from stenograph.http.metrics import Metrics
 from stenograph.http.nodes import Nodes
+from stenograph.http.ownership import SharedOwnership
 from stenograph.http.settings import Settings
 from stenograph.http.store_metrics import families
 from stenograph.http.workers.place import WorkerPlace
 from stenograph.session.manager import SessionManager
-from stenograph.session.ownership import SharedOwnership
 from stenograph.store.postgres.owner_name import OwnerName
 from stenograph.store.postgres.schema import check_connections, prepare
 from stenograph.store.postgres.server import NUM_CONNECTIONS, PostgresRows

@@ -1,9 +1,8 @@
 """The policy's weights as turns see them: their name, whether new turns wait, and which turns a change reaches.
 
-`Weights` is that state, owned by one process; every method is synchronous. `WeightSync` is what changes it: it tells
-the engines what a trainer says, one change at a time. Of several processes one does so, and the others follow the state
-that it says (`Others`): they hold their turns before an engine is told, and let them go on after. Sessions, ids and
-histories are not touched.
+`Weights` is that state; every method is synchronous. `WeightSync` changes it: it tells the engines what a trainer says,
+one change at a time. Its `Followers` take over each state: they hold their turns before an engine is told, and let them
+go on after. Sessions, ids and histories are not touched.
 
 Invariants. A turn that is let in is in `runs` until it ends. A turn that was in `runs` at any moment between a change's
 beginning and its end cannot tell by itself which weights sampled which token: only an engine that reports it for each
@@ -19,6 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from stenograph.core.errors import StenographError
@@ -33,12 +33,68 @@ from stenograph.core.weights import (
     WeightCommand,
 )
 from stenograph.engine.base import Engine
-from stenograph.session.shared_state import NoOthers, Others, SharedState
 
 log = logging.getLogger(__name__)
 
 PAUSED_RETRY_S = 5.0
 """Seconds after which a turn that was paused until its deadline is told to come again."""
+
+
+class SyncState(Struct, frozen=True, kw_only=True):
+    """The whole state of a `WeightSync`: a follower of the last one has missed nothing that still holds.
+
+    `num_taken` changes of weights were taken by an engine, the last of them named `version`; the engines `lacking` have
+    to take it still. `path` is the folder of the weights that were loaded last, `last_update` the command, if no other
+    weights have come since. `addresses` are those of the engines, where they have any.
+    """
+
+    is_paused: bool = False
+    is_frozen: bool = False
+    is_changing: bool = False
+    num_taken: int = 0
+    version: str | None = None
+    lacking: tuple[str, ...] = ()
+    last_update: UpdateWeights | None = None
+    path: str | None = None
+    addresses: tuple[str, ...] = ()
+
+
+class Followers(Protocol):
+    """Takers of a `WeightSync`'s states, whose turns are sampled by the same engines."""
+
+    async def hold(self, state: SyncState) -> int:
+        """Have all take a state in which turns wait; returns how many turns they run. Raises WorkerUnavailable if one
+        does not answer."""
+        ...
+
+    async def follow(self, state: SyncState) -> None:
+        """Have all take a state; one that does not answer takes it when it can."""
+        ...
+
+    async def abort_all(self) -> int:
+        """End every turn with what it has; returns how many there were."""
+        ...
+
+    async def change_engines(self, state: SyncState) -> None:
+        """Have all use the engines of a state; returns when the turns at those that leave have ended. Raises
+        InvalidRequest for one that cannot join."""
+        ...
+
+
+class NoFollowers(Followers):
+    """Nobody follows."""
+
+    async def hold(self, state: SyncState) -> int:
+        return 0
+
+    async def follow(self, state: SyncState) -> None:
+        return
+
+    async def abort_all(self) -> int:
+        return 0
+
+    async def change_engines(self, state: SyncState) -> None:
+        return
 
 
 class Freezable(Protocol):
@@ -67,7 +123,7 @@ class Weights:
         """Whether new turns wait: generation is paused, or a change is under way."""
         self.num_changes = 0
         self.num_taken = 0
-        """Changes that an engine took, also those that another process made before this one began."""
+        """Changes that an engine took, also those of the state that this one began with."""
         self.num_mixed_turns = 0
         """Turns whose weights changed, and nobody knows for which tokens."""
         self.runs: set[Freezable] = set()
@@ -133,8 +189,8 @@ class Weights:
             self._took(version)
         self._let_in()
 
-    def follow(self, state: SharedState) -> None:
-        """Be as the process that changes the weights says. A change that is over already has reached what runs here."""
+    def follow(self, state: SyncState) -> None:
+        """Be as a `WeightSync` elsewhere says. A change that is over already has reached what runs here."""
         self.is_paused = state.is_paused
         if state.num_taken != self.num_taken:
             self.num_changes |= 1
@@ -189,18 +245,21 @@ class SyncResult:
 
 
 class WeightSync:
-    """A trainer's commands, carried out on all engines. `abort_all` ends every turn of this process with what it has;
-    `others` are the processes that follow this one.
+    """A trainer's commands, carried out on all engines. `abort_all` ends every turn here with what it has.
 
-    A change that was under way when the process before this one ended is in doubt: no engine's weights are known.
-    Turns wait until the trainer says it again, or lets them go on as things are.
+    A change that was under way in the state that this one began with is in doubt: no engine's weights are known. Turns
+    wait until the trainer says it again, or lets them go on as things are.
     """
 
     def __init__(
-        self, engine: Engine, weights: Weights, abort_all: Callable[[], Awaitable[int]], others: Others | None = None
+        self,
+        engine: Engine,
+        weights: Weights,
+        abort_all: Callable[[], Awaitable[int]],
+        followers: Followers | None = None,
     ) -> None:
         self._engine = engine
-        self._others = others or NoOthers()
+        self._followers = followers or NoFollowers()
         self.abort_all = abort_all
         self.weights = weights
         self._no_change = asyncio.Event()
@@ -265,10 +324,10 @@ class WeightSync:
         """Whether a change was cut off, and nobody has said since what is to become of it."""
         return self.weights.is_changing and self._no_change.is_set()
 
-    def state(self) -> SharedState:
-        """The state that the other processes follow."""
+    def state(self) -> SyncState:
+        """The state as followers take it."""
         weights = self.weights
-        return SharedState(
+        return SyncState(
             is_paused=weights.is_paused,
             is_frozen=weights.is_frozen,
             is_changing=weights.is_changing,
@@ -280,8 +339,8 @@ class WeightSync:
             addresses=tuple(self._engine.addresses),
         )
 
-    def follow(self, state: SharedState) -> None:
-        """Be as the process that changes the weights says, or as the one before this one was."""
+    def follow(self, state: SyncState) -> None:
+        """Take over a state: of a `WeightSync` elsewhere, or of the one before this one."""
         is_news = state.num_taken != self.weights.num_taken or state.lacking != self._lacking
         self.weights.follow(state)
         self.last_update, self._lacking, self._path = state.last_update, state.lacking, state.path
@@ -289,8 +348,8 @@ class WeightSync:
             self._engine.follow_version(state.version, state.lacking)
 
     async def change_engines(self) -> None:
-        """Have the other processes use the engines that this one has now. Raises InvalidRequest."""
-        await self._others.change_engines(self.state())
+        """Have the followers use the engines that there are now. Raises InvalidRequest."""
+        await self._followers.change_engines(self.state())
 
     async def pause(self, mode: PauseMode) -> SyncResult:
         """Hold new turns and have those that run end or stand still. If an engine refuses, nothing is paused."""
@@ -302,14 +361,14 @@ class WeightSync:
         except StenographError:
             if not was_paused:
                 weights.release()
-                await self._others.follow(self.state())
+                await self._followers.follow(self.state())
             raise
         finally:
             if is_done and mode is not PauseMode.ABORT:
                 weights.freeze()
             elif not is_done and not was_paused:
                 weights.release()
-        await self._others.follow(self.state())
+        await self._followers.follow(self.state())
         if problems:
             return SyncResult(success=False, message=f"Generation is not paused: {'; '.join(problems)}.")
         self._pause_mode = mode
@@ -318,7 +377,7 @@ class WeightSync:
 
     async def _stand_still(self, mode: PauseMode, *, was_paused: bool) -> tuple[int, list[str]]:
         """Number of turns that ran, and why engines have not stopped. What has stopped goes on then."""
-        num_running = len(self.weights.runs) + await self._others.hold(self.state())
+        num_running = len(self.weights.runs) + await self._followers.hold(self.state())
         if mode is PauseMode.ABORT:
             await self._abort_everywhere()
         answers = await self._engine.control(PauseGeneration(mode=mode))
@@ -333,7 +392,7 @@ class WeightSync:
         if self.is_in_doubt:
             await self._settle_doubt()
         self.weights.release()
-        await self._others.follow(self.state())
+        await self._followers.follow(self.state())
         log.info("continued: new turns are let in")
         if problems := _problems(answers):
             return SyncResult(success=False, message=f"Not every engine goes on: {'; '.join(problems)}.")
@@ -347,7 +406,7 @@ class WeightSync:
         self.follow(replace(self.state(), is_changing=False, num_taken=self.weights.num_taken + 1, version=version))
 
     async def _abort_everywhere(self) -> None:
-        await asyncio.gather(self.abort_all(), self._others.abort_all())
+        await asyncio.gather(self.abort_all(), self._followers.abort_all())
 
     async def flush(self) -> SyncResult:
         """Have all engines forget what they have cached."""
@@ -367,14 +426,14 @@ class WeightSync:
             answers += await self._engine.control(command)
         except StenographError:
             self._end_change(command, None, answers, was_in_doubt=was_in_doubt)
-            await self._others.follow(self.state())
+            await self._followers.follow(self.state())
             raise
         finally:
             problems = _problems(answers)
             taken = version if len(problems) < len(answers) else None
             if not self._no_change.is_set():
                 self._end_change(command, taken, answers, was_in_doubt=was_in_doubt)
-        await self._others.follow(self.state())
+        await self._followers.follow(self.state())
         outcome = (
             UpdateOutcome.TAKEN if not problems else UpdateOutcome.REFUSED if taken is None else UpdateOutcome.PARTIAL
         )
@@ -396,7 +455,7 @@ class WeightSync:
     async def _hold_all(self, *, aborts: bool) -> int:
         """See that no turn begins anywhere until the change is over; returns how many run. Raises WorkerUnavailable."""
         await self.find_version()
-        num_elsewhere = await self._others.hold(self.state())
+        num_elsewhere = await self._followers.hold(self.state())
         if aborts:
             await self._abort_everywhere()
         return len(self.weights.runs) + num_elsewhere

@@ -9,9 +9,9 @@ from collections import OrderedDict
 from functools import partial
 
 from stenograph.core.errors import StorageUnavailable
+from stenograph.http.ownership import SharedOwnership
 from stenograph.http.workers.owners import FileOwners, Found, Owner
-from stenograph.session.ownership import SharedOwnership
-from stenograph.session.shared_capacity import CapacityPage
+from stenograph.http.workers.shared_capacity import CapacityPage
 from stenograph.store.postgres.owner_name import OwnerName
 
 MAX_KNOWN = 20_000

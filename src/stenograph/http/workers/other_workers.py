@@ -13,7 +13,7 @@ import msgspec
 from stenograph.core.errors import InvalidRequest, WorkerUnavailable
 from stenograph.http.workers.peers import Peers
 from stenograph.http.workers.state_file import StateFile
-from stenograph.session.shared_state import Others, SharedState
+from stenograph.session.weights import Followers, SyncState
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ HEAR_S = 5.0
 """Longest time that a worker which is there may take to follow; one that is being started again takes less."""
 
 
-class OtherWorkers(Others):
+class OtherWorkers(Followers):
     """All workers but this one."""
 
     def __init__(self, peers: Peers, file: StateFile, *, own: int, long_s: float, hear_s: float = HEAR_S) -> None:
@@ -37,14 +37,14 @@ class OtherWorkers(Others):
     def __repr__(self) -> str:
         return f"<OtherWorkers of {self._peers!r}>"
 
-    async def hold(self, state: SharedState) -> int:
+    async def hold(self, state: SyncState) -> int:
         self._file.write(state)
         bodies, silent = await self._ask(FOLLOW_PATH, self._hear_s)
         if silent is not None:
             raise silent
         return sum(msgspec.json.decode(body, type=int) for body in bodies)
 
-    async def follow(self, state: SharedState) -> None:
+    async def follow(self, state: SyncState) -> None:
         self._file.write(state)
         await self.tell()
 
@@ -58,7 +58,7 @@ class OtherWorkers(Others):
         bodies, _ = await self._ask(ABORT_PATH, self._long_s)
         return sum(msgspec.json.decode(body, type=int) for body in bodies)
 
-    async def change_engines(self, state: SharedState) -> None:
+    async def change_engines(self, state: SyncState) -> None:
         self._file.write(state)
         bodies, silent = await self._ask(ENGINES_PATH, None)
         if silent is not None:

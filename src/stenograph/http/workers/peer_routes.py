@@ -32,8 +32,7 @@ from stenograph.http.workers.other_workers import ABORT_PATH, ENGINES_PATH, FOLL
 from stenograph.http.workers.state_file import StateFile
 from stenograph.session.keyed_openings import KeyedOpenings
 from stenograph.session.selection import SessionFilter
-from stenograph.session.shared_state import SharedState
-from stenograph.session.weights import WeightSync
+from stenograph.session.weights import SyncState, WeightSync
 
 OPENED_PATH = "/workers/opened"
 KEY_HEADER = "idempotency-key"
@@ -121,7 +120,7 @@ class PeerRoutes:
             async for moment in moments:
                 yield moment + b"\n"
 
-    def follow(self) -> SharedState | None:
+    def follow(self) -> SyncState | None:
         """Be as the state in the file says; None if there is none."""
         state = self.file.read()
         if state is not None:

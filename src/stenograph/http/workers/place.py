@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stenograph.http.workers.owners import FileOwners
-from stenograph.session.shared_capacity import CapacityPage
+from stenograph.http.workers.shared_capacity import CapacityPage
 from stenograph.store.folder import NUM_FILES
 
 

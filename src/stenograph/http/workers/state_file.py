@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 
 from stenograph.core.errors import UnexpectedFailure
-from stenograph.session.shared_state import SharedState
+from stenograph.session.weights import SyncState
 
-_DECODER = msgspec.json.Decoder(SharedState)
+_DECODER = msgspec.json.Decoder(SyncState)
 
 
 class StateFile:
@@ -22,14 +22,14 @@ class StateFile:
     def __repr__(self) -> str:
         return f"<StateFile {self._path}>"
 
-    def read(self) -> SharedState | None:
+    def read(self) -> SyncState | None:
         """The last state; None if nothing has changed since the server's start."""
         try:
             return _DECODER.decode(self._path.read_bytes())
         except FileNotFoundError:
             return None
 
-    def write(self, state: SharedState) -> None:
+    def write(self, state: SyncState) -> None:
         """Put a state in the place of the one before. Raises UnexpectedFailure; that one stays then."""
         written = self._path.with_suffix(".new")
         try:

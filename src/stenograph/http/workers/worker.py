@@ -32,12 +32,11 @@ from stenograph.http.workers.peer_connection import PeerConnection
 from stenograph.http.workers.peer_routes import PeerRoutes
 from stenograph.http.workers.peers import Peers
 from stenograph.http.workers.place import WorkerPlace
+from stenograph.http.workers.shared_capacity import CapacityPage, SharedCapacity
 from stenograph.http.workers.state_file import StateFile
 from stenograph.session.admission import Limits
 from stenograph.session.keyed_openings import KeyedOpenings, OpenedElsewhere
-from stenograph.session.shared_capacity import CapacityPage, SharedCapacity
-from stenograph.session.shared_state import SharedState
-from stenograph.session.weights import WeightSync
+from stenograph.session.weights import SyncState, WeightSync
 
 log = logging.getLogger(__name__)
 
@@ -196,7 +195,7 @@ class Worker:
             cast("type[asyncio.Protocol]", factory), sock=self.place.listener, backlog=2048
         )
 
-    async def _tell(self, state: SharedState) -> None:
+    async def _tell(self, state: SyncState) -> None:
         """Have the others follow what the process before this one said to some of them at most."""
         await self._others.tell()
         with suppress(StenographError):  # an engine that a worker cannot reach is its own to say
