@@ -1,4 +1,4 @@
-"""The session routes' bodies: what opens a session, what asks for samples. Pure.
+"""Bodies of the server's own routes: opening a session, asking for samples, adding an engine. Pure.
 
 Replies are dictionaries that the routes encode; the shapes of a session and its records are the miles session server's,
 with more in them (docs/http-api.md).
@@ -22,7 +22,7 @@ from stenograph.core.types import token_ids
 from stenograph.core.weights import SaltPolicy
 from stenograph.dialects.common.json_bodies import decode_json, decode_part, shown
 from stenograph.dialects.common.sampling_rules import WireSamplingRules, name_known, sampling_rules
-from stenograph.dialects.common.template_kwargs import TemplateKwargs, check_depth, check_template_kwargs
+from stenograph.dialects.common.template_input import TemplateKwargs, check_depth, check_template_kwargs
 from stenograph.dialects.settings import SAMPLE_FORMATS
 
 GroupName = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -335,3 +335,17 @@ def _ids(text: bytes) -> "array[int]":
         return ids
     whole = decode_part(text, _IDS, at="/tokens")
     return token_ids(whole)
+
+
+class AddEngine(msgspec.Struct, forbid_unknown_fields=True):
+    """The address of an engine of the kind that the server was started with."""
+
+    url: Annotated[str, Meta(min_length=1, max_length=2048)]
+
+
+_ADD_ENGINE = msgspec.json.Decoder(AddEngine)
+
+
+def decode_engine(body: bytes) -> AddEngine:
+    """Read the body. Raises InvalidJson or InvalidRequest."""
+    return decode_json(body, _ADD_ENGINE, known=AddEngine.__struct_fields__)

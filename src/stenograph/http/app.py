@@ -21,7 +21,7 @@ from stenograph.core.settings import Switch
 from stenograph.core.types import LogprobsKind
 from stenograph.dialects.base import Spoken
 from stenograph.dialects.common.errors import refusal_of
-from stenograph.dialects.common.template_kwargs import check_template_kwargs
+from stenograph.dialects.common.template_input import check_template_kwargs
 from stenograph.engine.base import Engine, EngineState
 from stenograph.engine.settings import EngineKind
 from stenograph.export.replay import ReplayShape

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from stenograph.core.errors import InvalidRequest, LastEngine, RouteNotFound, StartupError, StenographError
 from stenograph.core.json_types import Count
-from stenograph.dialects.engine_commands import decode_engine
+from stenograph.dialects.sessions import decode_engine
 from stenograph.engine.base import Engine, EngineState, EngineStatus
 from stenograph.engine.fleet.fleet import Fleet, FleetMember
 from stenograph.engine.settings import URLS

@@ -21,7 +21,7 @@ from stenograph.dialects.common.sampling_fields import (
     field_rules,
     in_schema,
 )
-from stenograph.dialects.common.template_kwargs import TemplateKwargs
+from stenograph.dialects.common.template_input import TemplateKwargs
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 

@@ -27,11 +27,10 @@ from stenograph.dialects.anthropic.fields import (
     names_in_params,
 )
 from stenograph.dialects.anthropic.spelling import MessagesSpelling
-from stenograph.dialects.common.function_tool import function_tool
 from stenograph.dialects.common.json_bodies import check_rest, nearest, shown, wire_messages
 from stenograph.dialects.common.sampling import ReadSampling, decode_by_rules, sampling_params, sent_sampling
 from stenograph.dialects.common.sampling_fields import WireSampling
-from stenograph.dialects.common.template_kwargs import check_depth, check_template_kwargs
+from stenograph.dialects.common.template_input import check_depth, check_template_kwargs, function_tool
 from stenograph.dialects.settings import UnknownFields
 
 DEFERRED_TOOL = "deferred-tool"

@@ -22,7 +22,7 @@ from stenograph.dialects.common.sampling_fields import (
     WireSampling,
     WireStructuredOutputs,
 )
-from stenograph.dialects.common.template_kwargs import check_depth
+from stenograph.dialects.common.template_input import check_depth
 from stenograph.dialects.settings import UnknownFields
 
 S = TypeVar("S", bound=msgspec.Struct)

@@ -20,7 +20,7 @@ from stenograph.core.messages import Message, Role, ToolCall
 from stenograph.core.rewrites import AppliedRewrite, kept_text
 from stenograph.dialects.common.json_bodies import MAX_ARGUMENTS_CHARS, MAX_MESSAGES, MAX_PARTS, nearest, shown
 from stenograph.dialects.common.sampling_fields import NEUTRAL
-from stenograph.dialects.common.template_kwargs import check_json_depth
+from stenograph.dialects.common.template_input import check_json_depth
 from stenograph.dialects.gemini.fields import (
     NotShown,
     WireContent,

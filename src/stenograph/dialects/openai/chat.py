@@ -23,7 +23,6 @@ from stenograph.core.chat import (
 )
 from stenograph.core.errors import CallerError, InvalidRequest, UnrenderableMessage
 from stenograph.core.messages import Message, Role, Tool, ToolCall
-from stenograph.dialects.common.function_tool import function_tool
 from stenograph.dialects.common.json_bodies import (
     MAX_ARGUMENTS_CHARS,
     MAX_MESSAGES,
@@ -48,7 +47,7 @@ from stenograph.dialects.common.sampling import (
     truncation,
     unknown_type,
 )
-from stenograph.dialects.common.template_kwargs import check_template_kwargs
+from stenograph.dialects.common.template_input import check_template_kwargs, function_tool
 from stenograph.dialects.openai.chat_fields import (
     CHAT_FIELDS,
     TextPart,

@@ -17,7 +17,7 @@ from stenograph.dialects.common.sampling_fields import (
     field_rules,
     in_schema,
 )
-from stenograph.dialects.common.template_kwargs import TemplateKwargs
+from stenograph.dialects.common.template_input import TemplateKwargs
 
 OnlyNull = Annotated[Unread, in_schema(type="null")]
 """Another value is refused after decoding, with a clearer message."""

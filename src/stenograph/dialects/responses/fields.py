@@ -18,7 +18,7 @@ from stenograph.dialects.common.sampling_fields import (
     field_rules,
     in_schema,
 )
-from stenograph.dialects.common.template_kwargs import TemplateKwargs
+from stenograph.dialects.common.template_input import TemplateKwargs
 
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 OUTPUT_LOGPROBS = "message.output_text.logprobs"

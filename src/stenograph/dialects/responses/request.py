@@ -31,7 +31,7 @@ from stenograph.dialects.common.sampling import (
     truncation,
 )
 from stenograph.dialects.common.sampling_fields import Unread
-from stenograph.dialects.common.template_kwargs import check_template_kwargs
+from stenograph.dialects.common.template_input import check_template_kwargs
 from stenograph.dialects.responses.fields import (
     ENCRYPTED_REASONING,
     OUTPUT_LOGPROBS,

@@ -6,8 +6,7 @@ Where one fails its answer has the status 400 of a bad request, and its own shap
 from functools import partial
 
 from stenograph.core.errors import Forbidden, InvalidRequest, LastEngine, RouteNotFound, StorageUnavailable
-from stenograph.dialects.engine_commands import AddEngine
-from stenograph.dialects.sessions import BackupRequest, Nothing
+from stenograph.dialects.sessions import AddEngine, BackupRequest, Nothing
 from stenograph.dialects.weight_commands import PauseRequest, UpdateWeightsFromDisk, UpdateWeightVersion
 from stenograph.http.engine_routes import EngineLeft, EngineList, EngineRow
 from stenograph.http.openapi.operation import Needs, operation, parameter

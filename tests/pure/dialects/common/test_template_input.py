@@ -3,7 +3,7 @@
 import pytest
 
 from stenograph.core.errors import InvalidRequest
-from stenograph.dialects.common.template_kwargs import MAX_VALUES, check_template_kwargs
+from stenograph.dialects.common.template_input import MAX_VALUES, check_template_kwargs
 
 
 @pytest.mark.parametrize("depth", [0, 1])

@@ -1,12 +1,17 @@
-"""Arguments that a client may give a chat template, in any dialect. Pure."""
+"""Template input from a client, in any dialect: arguments, and the functions that the model may call. Pure.
+
+One function has one text, whatever dialect it came in: a session that goes on in another has the same prompt.
+"""
 
 from collections.abc import Mapping
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta, Raw
 
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.json_shape import num_levels
+from stenograph.core.messages import Tool
 
 RESERVED = ("messages", "tools", "add_generation_prompt", "strftime_now")
 """Arguments that the server alone gives."""
@@ -60,3 +65,30 @@ def _inside(value: object) -> list[object]:
     if isinstance(value, Mapping):
         return list(value.values())  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     return value if isinstance(value, list) else []  # pyright: ignore[reportUnknownVariableType]
+
+
+def function_tool(
+    name: str,
+    description: str | None,
+    parameters: Mapping[str, object] | None,
+    *,
+    at: str,
+    strict: bool | None = None,
+) -> Tool:
+    """The tool of a function, as OpenAI writes it and templates show it.
+
+    Raises InvalidRequest for parameters that nest too deeply; they are `at` this pointer.
+    """
+    check_depth(parameters, at=at)
+    function: dict[str, object] = {"name": name}
+    if description is not None:
+        function["description"] = description
+    if parameters is not None:
+        function["parameters"] = parameters
+    if strict is not None:
+        function["strict"] = strict
+    return Tool(
+        name=name,
+        json=msgspec.json.encode({"type": "function", "function": function}).decode(),
+        parameters_json=msgspec.json.encode(parameters or {"type": "object"}).decode(),
+    )
