@@ -79,3 +79,12 @@ def test_the_parent_of_workers_imports_for_all_of_them() -> None:
     named = {"http.workers.worker", "engine.vllm.adapter", "engine.http.engine", "dialects.gemini.dialect"}
     assert {f"stenograph.{name}" for name in named} <= loaded
     assert not {"stenograph.dialects.anthropic.dialect", "stenograph.engine.sglang.chat"} & loaded
+
+
+@pytest.mark.parametrize("command", ["--version", "--help", "serve --help", "run --url http://127.0.0.1:9 -- true"])
+def test_a_command_that_computes_nothing_loads_no_numpy(command: str) -> None:
+    timed = [sys.executable, "-X", "importtime", "-m", "stenograph.cli.main", *command.split()]
+    told = subprocess.run(timed, capture_output=True, text=True, check=False).stderr
+    loaded = {line.rpartition("|")[2].strip() for line in told.splitlines()}
+    assert "stenograph.cli" in loaded
+    assert not {"numpy", "tokenizers", "asyncio"} & loaded

@@ -1,7 +1,7 @@
 """Refuses settings that do not fit each other: one that the engine has no use for, or that needs another. Pure."""
 
-from stenograph.core.chat import ReplyMode
 from stenograph.core.errors import StartupError
+from stenograph.core.messages import ReplyMode
 from stenograph.core.settings import Switch
 from stenograph.core.weights import SaltPolicy
 from stenograph.embedded.settings import ForwardKind, GrammarBackendKind, TorchDtype

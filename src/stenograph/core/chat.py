@@ -53,13 +53,6 @@ class ToolChoice(Struct, frozen=True, kw_only=True, gc=False):
         return self.mode is ToolMode.REQUIRED or self.mode is ToolMode.NAMED
 
 
-class ReplyMode(enum.StrEnum):
-    """Parts that a client gets of a reply that the engine wrote: all, or all but the training-only payloads."""
-
-    PASSTHROUGH = "passthrough"
-    LEAN = "lean"
-
-
 class ReplyOptions(Struct, frozen=True, kw_only=True, gc=False):
     """The client's options for the reply; none of them changes what is sampled."""
 

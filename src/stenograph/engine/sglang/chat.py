@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from stenograph.core.chat import ReplyMode
 from stenograph.core.errors import StenographError
+from stenograph.core.messages import ReplyMode
 from stenograph.core.types import Chunk, EngineReply, LogprobsKind, RequestId
 from stenograph.core.weights import WeightCommand
 from stenograph.engine.base import Capabilities, GenerateRequest
