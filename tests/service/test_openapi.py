@@ -742,6 +742,9 @@ def what_the_schemas_allow_is_accepted(ctx: Any, response: Any, case: Any) -> No
         assert "error" not in told or told["error"]["message"].startswith(NOT_IN_THE_SCHEMA), told
 
 
+RANK = "X-data-parallel-rank"
+
+
 class LiveIds:
     """Gives requests that name a session which never was a real one: what comes after a 404 is worth a look too."""
 
@@ -757,6 +760,8 @@ class LiveIds:
             case.path_parameters["id"] = self._open() if case.method == "DELETE" else self._standing()
         if HEX.fullmatch(str((case.headers or {}).get("X-Session-Id", ""))):
             case.headers["X-Session-Id"] = self._standing()
+        if RANK in (case.headers or {}):  # what is no rank has tests of its own
+            case.headers[RANK] = "0"
         # What deletes by a filter would delete the sessions of other cases.
         if case.method == "DELETE" and case.path == "/sessions" and {"group", "state"} & set(case.query or {}):
             case.query["group"] = "nobody's"

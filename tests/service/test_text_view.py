@@ -8,6 +8,7 @@ import pytest
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.errors import InvalidRequest
+from stenograph.core.routing import Routing
 from stenograph.core.types import Finish, FinishReason
 from stenograph.testing.standins.scripted_engine import Script
 
@@ -198,7 +199,7 @@ async def test_a_priority_reaches_the_engine_and_the_record(live: Live) -> None:
     session = await live.open()
     live.says("a")
     assert (await live.chat(session, user("x"), priority=-3)).status == 200
-    assert live.engine.requests[-1].priority == -3
+    assert live.engine.requests[-1].routing == Routing(priority=-3)
     (record,) = (await live.call("GET", f"/sessions/{session}")).json()["records"]
     assert record["request"]["parameters"]["recorded"] == {"priority": -3}
 

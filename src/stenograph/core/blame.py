@@ -26,6 +26,8 @@ class RequestPart(enum.StrEnum):
     """The path begins with the name of a field of `TextView`."""
     REPLY_OPTIONS = "reply_options"
     """The path begins with the name of a field of `ReplyOptions`."""
+    ROUTING = "routing"
+    """The path begins with the name of a field of `Routing`."""
 
 
 @dataclass(frozen=True, slots=True)

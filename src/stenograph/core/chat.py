@@ -17,6 +17,7 @@ from msgspec import Struct
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.messages import Message, ReplyDelta, Tool
 from stenograph.core.rewrites import AppliedRewrite
+from stenograph.core.routing import Routing
 from stenograph.core.stages import Stage
 from stenograph.core.types import Chunk, EngineReply, Prompt, SampledTurn, SamplingParams, Usage
 
@@ -226,7 +227,7 @@ class ChatRequest(Struct, frozen=True, kw_only=True, gc=False):
     `said` names the fields of `params` that the client gave, whatever it calls them: every dialect names all of them.
     `imposed` names those whose values its session set in their place.
     `spelling` is its dialect's, for errors and replies. `text` is how the reply is shown. Some of the prompt's ids
-    are left out with `truncation`. An engine that serves the more urgent first gets the `priority`.
+    are left out with `truncation`. `routing` goes to the engine as it is; None: no hint was given.
     `text_print` is that of its body up to the end of the last message, whose list begins at `list_start`; `known` is
     what the body was seen to begin with. `messages_json` is the messages as an OpenAI list, for engines that parse
     replies by it.
@@ -258,7 +259,7 @@ class ChatRequest(Struct, frozen=True, kw_only=True, gc=False):
     effort: str | None = None
     replies_of: frozenset[str] = frozenset()
     truncation: Truncation | None = None
-    priority: int | None = None
+    routing: Routing | None = None
     text: TextView = TextView()
     reply: ReplyOptions = ReplyOptions()
     recorded: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
@@ -296,7 +297,7 @@ class CompletionRequest(Struct, frozen=True, kw_only=True, gc=False):
     model: str | None = None
     params: SamplingParams = SamplingParams()
     spelling: Spelling = PlainSpelling()
-    priority: int | None = None
+    routing: Routing | None = None
     text: TextView = TextView()
     reply: ReplyOptions = ReplyOptions()
     recorded: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])

@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from stenograph.core.chat import ChatRequest
 from stenograph.core.errors import RouteNotFound
+from stenograph.core.routing import Routing, RoutingHint
 from stenograph.core.telemetry import GrammarStep
 from stenograph.core.trace_context import TraceContext
 from stenograph.core.types import (
@@ -68,8 +69,8 @@ class Capabilities:
     log-probabilities are of. `reports_support`: it reports which ids could be sampled, where it is asked for that and
     set up for it; with `max_support_top_k`, only where `top_k` cuts off all but so many. `salt_policies`: those by
     which it keeps cached keys and values apart by the weights; none: by no policy. `repetition_over`: what its
-    repetition penalty counts. `note`: one line for the operator on how the engine is used; empty where there is nothing
-    to say. `policy`: the engine's own name of the model or LoRA that samples, where it has another than `model`.
+    repetition penalty counts. `hints`: the routing hints that it takes. `note`: one line for the operator on its use,
+    or nothing. `policy`: the engine's own name of the model or LoRA that samples, where it has another than `model`.
     """
 
     engine: str
@@ -85,6 +86,7 @@ class Capabilities:
     max_support_top_k: int | None = None
     salt_policies: frozenset[SaltPolicy] = frozenset()
     repetition_over: RepetitionOver = RepetitionOver.LINE
+    hints: frozenset[RoutingHint] = frozenset()
     note: str = ""
     policy: str | None = None
 
@@ -95,7 +97,7 @@ class GenerateRequest(Struct, frozen=True, kw_only=True, gc=False):
     `params` are the effective ones. An engine whose own route takes chats (`Capabilities.parses`) gets the request as
     `chat`, for what it parses and for nothing else: which ids the model sees, `prompt` alone says. `affinity_key` is
     the same for all turns of a session, None for a turn without one. `streams`: somebody wants the tokens as they are
-    sampled; else an engine may send all at once. `priority` is the client's, for an engine that goes by it.
+    sampled; else an engine may send all at once. `routing` has the client's hints, for an engine that takes them.
     What it caches is for the same `cache_salt` alone. `trace` is the span of this generation, where traces are made.
     """
 
@@ -105,7 +107,7 @@ class GenerateRequest(Struct, frozen=True, kw_only=True, gc=False):
     chat: ChatRequest | None = None
     affinity_key: str | None = None
     streams: bool = False
-    priority: int | None = None
+    routing: Routing | None = None
     cache_salt: str | None = None
     trace: TraceContext | None = None
 

@@ -260,6 +260,7 @@ def _turn_routes(
             dialect=dialect,
             manager=doorman.manager,
             doorman=doorman,
+            engine=services.engine,
             metrics=metrics,
             clock=services.clock,
             max_body_bytes=settings.max_body_bytes,

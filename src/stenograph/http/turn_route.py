@@ -7,8 +7,7 @@ leaving stops what still runs. The terminal event of a stream is sent after the 
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from operator import mul
+from functools import lru_cache
 
 from msgspec import Struct
 from starlette.types import Receive, Scope, Send
@@ -21,9 +20,11 @@ from stenograph.core.stages import Stage, StageTimes
 from stenograph.dialects.base import Decoded, Dialect, Incoming, StreamWriter
 from stenograph.dialects.common.errors import refusal_in_miles
 from stenograph.dialects.openai.spelling import CHAT, COMPLETIONS
+from stenograph.engine.base import Engine
 from stenograph.http.auth import Doorman
 from stenograph.http.keep_alive import Pulse
 from stenograph.http.metrics import Metrics
+from stenograph.http.routing_hints import RANK_HEADER, with_hints
 from stenograph.http.wire import (
     ClientGone,
     ClientLink,
@@ -59,7 +60,6 @@ OPENAIS_OWN = frozenset({CHAT, COMPLETIONS})
 OUR_HEADERS = frozenset({"x-request-id", "server-timing", REMAINING, SESSION_REMAINING})
 """Headers of a reply that no engine's replace."""
 
-
 log = logging.getLogger(__name__)
 
 
@@ -83,6 +83,7 @@ class TurnRoute:
     dialect: Dialect
     manager: SessionManager
     doorman: Doorman
+    engine: Engine
     metrics: Metrics
     clock: Clock
     max_body_bytes: int
@@ -140,24 +141,23 @@ class TurnRoute:
             return admitted
         with admitted:
             known = () if session is None else session.strands.known(self.dialect.name, body)
-            past = None if session is None else session.strands
             incoming = Incoming(
                 body=body,
                 at=path.at,
                 known=known,
-                past=past,
+                past=None if session is None else session.strands,
                 query=scope["query_string"].decode("latin-1"),
                 headers=scope["headers"],
             )
-            num_unread = len(body)
-            for one in known:
-                num_unread = min(num_unread, len(body) - one.text_print.length)
-            if num_unread < DECODED_OFF_LOOP_BYTES:
+            num_known = max((one.text_print.length for one in known), default=0)
+            if len(body) - num_known < DECODED_OFF_LOOP_BYTES:
                 decoded = self.dialect.decode(incoming)
             else:
                 async with self.body_slots.decoding():
                     decoded = await self._decode_large(incoming)
             reading.spelling = decoded[0].spelling
+            if decoded[0].routing is not None or RANK_HEADER in headers:
+                decoded = with_hints(decoded, scope, self.doorman, self.engine.capabilities)
             caller = Caller(
                 name=name,
                 path=path.route,
@@ -343,11 +343,8 @@ def _headers(watch: Watch, stages_s: Mapping[Stage, float], remaining: Remaining
 
     Source: W3C Server Timing, section 3.
     """
-    times_ms = map(partial(mul, 1e3), stages_s.values())
-    headers = [
-        ("x-request-id", str(watch.request_id)),
-        ("server-timing", _timing_format(tuple(stages_s)) % tuple(times_ms)),
-    ]
+    times = _timing_format(tuple(stages_s)) % tuple([1e3 * one_s for one_s in stages_s.values()])
+    headers = [("x-request-id", str(watch.request_id)), ("server-timing", times)]
     if remaining.context_tokens is not None:
         headers.append((REMAINING, str(remaining.context_tokens)))
     if remaining.session_tokens is not None:

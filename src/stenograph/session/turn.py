@@ -201,7 +201,7 @@ class TurnRun:
             chat=request if isinstance(request, ChatRequest) else None,
             affinity_key=self._affinity_key,
             streams=request.reply.stream,
-            priority=request.priority,
+            routing=request.routing,
             cache_salt=salt,
             trace=self._trace,
         )

@@ -19,6 +19,7 @@ from stenograph.core.errors import (
     UpstreamInvalid,
     UpstreamRefused,
 )
+from stenograph.core.routing import Routing
 from stenograph.core.types import (
     Chunk,
     Finish,
@@ -540,7 +541,11 @@ def test_a_plain_request_has_these_fields_and_no_other() -> None:
 
 def test_a_least_number_of_tokens_and_a_priority_are_sent() -> None:
     sampling = {**SAMPLING, "min_new_tokens": 4}
-    assert sent(replace(request(min_tokens=4), priority=0)) == {**ALWAYS, "priority": 0, "sampling_params": sampling}
+    assert sent(replace(request(min_tokens=4), routing=Routing(priority=0))) == {
+        **ALWAYS,
+        "priority": 0,
+        "sampling_params": sampling,
+    }
     with pytest.raises(InvalidRequest) as caught:
         sent(request(min_tokens=4, stop=("x",)))
     assert caught.value.blame == Blame(RequestPart.SAMPLING, path=("min_tokens",))

@@ -17,6 +17,7 @@ from stenograph.core.chat import ChatRequest, ReplyOptions, TextView, ToolChoice
 from stenograph.core.errors import InvalidRequest, StenographError, UpstreamInvalid
 from stenograph.core.ids_json import encode_ids
 from stenograph.core.messages import Message, Role, Tool, ToolCall
+from stenograph.core.routing import Routing
 from stenograph.core.types import (
     Finish,
     FinishReason,
@@ -546,7 +547,7 @@ def test_how_the_text_is_shown_is_asked_for_where_the_engine_writes_it() -> None
 
 
 def test_a_least_number_of_tokens_and_a_priority_are_sent() -> None:
-    of = structs.replace(request(CHAT, min_tokens=4), priority=-2)
+    of = structs.replace(request(CHAT, min_tokens=4), routing=Routing(priority=-2))
     assert sent(of) == {**ALWAYS, "messages": NO_MESSAGES, "min_tokens": 4, "priority": -2}
 
 

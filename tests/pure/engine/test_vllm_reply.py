@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from stenograph.core.errors import InvalidRequest, UpstreamInvalid, UpstreamRefused
+from stenograph.core.routing import Routing
 from stenograph.core.types import (
     Chunk,
     Finish,
@@ -551,7 +552,7 @@ def test_every_parameter_is_sent_by_name_on_both_routes() -> None:
 
 @pytest.mark.parametrize("route", VLLMRoute)
 def test_a_priority_is_sent(route: VLLMRoute) -> None:
-    assert encoded(structs.replace(request(), priority=-3), route)["priority"] == -3
+    assert encoded(structs.replace(request(), routing=Routing(priority=-3)), route)["priority"] == -3
     assert "priority" not in encoded(request(), route)
 
 

@@ -12,12 +12,15 @@ from msgspec import UNSET, Raw
 
 from stenograph.core.chat import ReplyOptions, TextView, Truncation
 from stenograph.core.errors import InvalidRequest
+from stenograph.core.routing import Routing
 from stenograph.core.types import Grammar, GrammarKind, ParamOutOfRange, SamplingParams
 from stenograph.dialects.common.json_bodies import decode_json, shown
 from stenograph.dialects.common.sampling_fields import (
+    HOST,
     NEUTRAL,
     NEUTRAL_OF,
     FieldRules,
+    WirePromptSampling,
     WireResponseFormat,
     WireSampling,
     WireStructuredOutputs,
@@ -39,6 +42,7 @@ _OTHER_NAMES = {
     "seed": "sampling_seed",
     "min_tokens": "min_new_tokens",
     "include_stop_str_in_output": "no_stop_trim",
+    "routed_dp_rank": "data_parallel_rank",
 }
 """Fields of which each engine has a name of its own; the second may be sent in the place of the first."""
 _ONE_NAME = (
@@ -64,6 +68,11 @@ NOT_SAMPLING = frozenset(
     }
 )
 """Honoured fields that do not say how a reply is sampled, or that a record has in another place."""
+_ROUTING = (
+    *("priority", "routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank"),
+    *("bootstrap_host", "bootstrap_port", "bootstrap_room"),
+)
+_HOST = re.compile(HOST)
 _MAX_STOPS = 64
 _MAX_STOP_IDS = 1024
 _MAX_BIASES = 10_000
@@ -79,8 +88,9 @@ def decode_fields(
     wire, recorded = decode_by_rules(body, decoder, rules, unknown_fields, blame_type=_blame_type)
     if wire.n not in (None, 1):
         raise InvalidRequest(f"n must be 1, got {wire.n}: a turn has one reply.", param="/n")
-    if wire.priority is not None:  # not every engine goes by it
-        recorded["priority"] = str(wire.priority)
+    for name in _ROUTING:  # not every engine goes by them
+        if (value := getattr(wire, name, None)) is not None:
+            recorded[name] = msgspec.json.encode(value).decode()
     recorded.update(_recorded_of_stream(wire))
     return wire, recorded
 
@@ -295,6 +305,27 @@ def truncation(wire: WireSampling) -> Truncation | None:
             raise InvalidRequest("truncation_side needs truncate_prompt_tokens.", param="/truncation_side")
         return None
     return Truncation(num_tokens=None if num == -1 else num, keeps_end=wire.truncation_side != "right")
+
+
+def routing_hints(wire: WireSampling) -> Routing | None:
+    """The request's routing hints; None where it gives none. Raises InvalidRequest."""
+    if all(getattr(wire, name, None) is None for name in _ROUTING):
+        return None
+    prefill = wire if isinstance(wire, WirePromptSampling) else WirePromptSampling()
+    host = prefill.bootstrap_host
+    if host is not None and not _HOST.fullmatch(host):
+        raise InvalidRequest(
+            f"bootstrap_host must be a name or an address of a host, got {shown(host)}.", param="/bootstrap_host"
+        )
+    _either(wire, "routed_dp_rank")
+    return Routing(
+        priority=wire.priority,
+        dp_rank=wire.data_parallel_rank if wire.routed_dp_rank is None else wire.routed_dp_rank,
+        prefill_dp_rank=prefill.disagg_prefill_dp_rank,
+        bootstrap_host=host,
+        bootstrap_port=prefill.bootstrap_port,
+        bootstrap_room=prefill.bootstrap_room,
+    )
 
 
 def _stop(wire: str | list[str]) -> tuple[str, ...]:

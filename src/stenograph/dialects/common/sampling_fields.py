@@ -28,6 +28,9 @@ Seed = Annotated[int, in_schema(minimum=-(2**63), exclusiveMaximum=2**64)]
 Penalty = Annotated[float, in_schema(minimum=-2, maximum=2)]
 NumTop = Annotated[int, in_schema(minimum=0, maximum=20)]
 One = Annotated[int, in_schema(minimum=1, maximum=1)]
+Rank = Annotated[int, Meta(ge=0, lt=2**31)]
+HOST = r"^[A-Za-z0-9._:%\[\]-]{1,255}$"
+Host = Annotated[str, in_schema(pattern=HOST)]
 Biases = Annotated[
     dict[str, Annotated[float, in_schema(minimum=-100, maximum=100)]],
     in_schema(propertyNames={"pattern": "^[0-9]{1,9}$"}),
@@ -103,6 +106,8 @@ class WireSampling(WireSamplingValues, forbid_unknown_fields=True, kw_only=True)
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, lt=2**31), in_schema(**{"not": {"const": 0}})] | None = None
     truncation_side: Literal["left", "right"] | None = None
     priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
+    routed_dp_rank: Rank | None = None
+    data_parallel_rank: Rank | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -151,6 +156,15 @@ class WireSampling(WireSamplingValues, forbid_unknown_fields=True, kw_only=True)
     allowed_token_ids: Unread = UNSET
     prompt_logprobs: Unread = UNSET
     stream_reasoning: Unread = UNSET
+
+
+class WirePromptSampling(WireSampling, forbid_unknown_fields=True, kw_only=True):
+    """The same of chats and completions, with hints for prefilling apart, which SGLang's Responses have not."""
+
+    disagg_prefill_dp_rank: Rank | None = None
+    bootstrap_host: Host | None = None
+    bootstrap_port: Annotated[int, Meta(ge=1, lt=2**16)] | None = None
+    bootstrap_room: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
 
 
 REFUSED: dict[str, str] = {

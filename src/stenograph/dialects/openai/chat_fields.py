@@ -13,7 +13,7 @@ from stenograph.dialects.common.sampling_fields import (
     NumTop,
     Recorded,
     Unread,
-    WireSampling,
+    WirePromptSampling,
     field_rules,
     in_schema,
 )
@@ -110,7 +110,7 @@ class WireNamedChoice(msgspec.Struct, forbid_unknown_fields=True):
     function: WireChoiceFunction
 
 
-class WireChatRequest(WireSampling, forbid_unknown_fields=True, kw_only=True):
+class WireChatRequest(WirePromptSampling, forbid_unknown_fields=True, kw_only=True):
     """An OpenAI chat request. `null` means absent.
 
     At most one field asks for a grammar: `response_format`, `structured_outputs`, `regex`, `ebnf`, `json_schema`,

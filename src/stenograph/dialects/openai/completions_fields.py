@@ -7,12 +7,19 @@ from typing import Annotated
 
 from msgspec import UNSET, Raw
 
-from stenograph.dialects.common.sampling_fields import NumTop, One, Unread, WireSampling, field_rules, in_schema
+from stenograph.dialects.common.sampling_fields import (
+    NumTop,
+    One,
+    Unread,
+    WirePromptSampling,
+    field_rules,
+    in_schema,
+)
 
 OnlyFalse = Annotated[bool, in_schema(const=False)]
 
 
-class WireCompletionRequest(WireSampling, forbid_unknown_fields=True, kw_only=True):
+class WireCompletionRequest(WirePromptSampling, forbid_unknown_fields=True, kw_only=True):
     """An OpenAI completions request. `null` means absent.
 
     At most one field asks for a grammar: `response_format`, `structured_outputs`, `regex`, `ebnf`, `json_schema`,

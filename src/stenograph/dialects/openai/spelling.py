@@ -22,12 +22,14 @@ _FIELDS = {
     RequestPart.TRUNCATION: "truncate_prompt_tokens",
 }
 _NAMES = {
+    "dp_rank": "routed_dp_rank",
+    "prefill_dp_rank": "disagg_prefill_dp_rank",
     "num_top_logprobs": "top_logprobs",
     "keeps_stop": "include_stop_str_in_output",
     "separates_reasoning": "separate_reasoning",
     "tokens_as_ids": "return_tokens_as_token_ids",
 }
-"""OpenAI's names, and vLLM's, of fields that have another one here."""
+"""OpenAI's names, vLLM's and SGLang's, of fields that have another one here."""
 
 
 class OpenAISpelling(Struct, frozen=True, kw_only=True, gc=False):
@@ -56,7 +58,7 @@ class OpenAISpelling(Struct, frozen=True, kw_only=True, gc=False):
                 return f"/{self.max_tokens}"
             case RequestPart.PROMPT:
                 return _joined(self.prompt, blame.index if self.has_prompts else None, blame.path)
-            case RequestPart.SAMPLING | RequestPart.TEXT_VIEW | RequestPart.REPLY_OPTIONS:
+            case RequestPart.SAMPLING | RequestPart.TEXT_VIEW | RequestPart.REPLY_OPTIONS | RequestPart.ROUTING:
                 name = _NAMES.get(str(blame.path[0]), str(blame.path[0]))
                 return _joined(self.other_names.get(name, name), None, blame.path[1:])
             case RequestPart.TOOLS if blame.path:

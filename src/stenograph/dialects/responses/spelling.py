@@ -23,7 +23,12 @@ _FIELDS = {
     RequestPart.TEMPLATE_KWARGS: "chat_template_kwargs",
     RequestPart.TRUNCATION: "truncate_prompt_tokens",
 }
-_NAMES = {"num_top_logprobs": "top_logprobs", "keeps_stop": "include_stop_str_in_output"}
+_NAMES = {
+    "dp_rank": "routed_dp_rank",
+    "prefill_dp_rank": "disagg_prefill_dp_rank",
+    "num_top_logprobs": "top_logprobs",
+    "keeps_stop": "include_stop_str_in_output",
+}
 
 
 class ReplyForm(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -71,7 +76,7 @@ class ResponsesSpelling:
             case RequestPart.PROMPT | RequestPart.GRAMMAR | RequestPart.MAX_TOKENS:
                 whole = {RequestPart.PROMPT: "/input", RequestPart.GRAMMAR: self.grammar}
                 return whole.get(blame.part, f"/{self.max_tokens}")
-            case RequestPart.SAMPLING | RequestPart.TEXT_VIEW | RequestPart.REPLY_OPTIONS:
+            case RequestPart.SAMPLING | RequestPart.TEXT_VIEW | RequestPart.REPLY_OPTIONS | RequestPart.ROUTING:
                 name = _NAMES.get(str(blame.path[0]), str(blame.path[0]))
                 return _joined(self.other_names.get(name, name), blame.path[1:])
             case RequestPart.TOOLS if blame.index is not None and blame.index < len(self.tools):

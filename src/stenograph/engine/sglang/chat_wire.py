@@ -57,8 +57,8 @@ from stenograph.engine.settings import ReplayKind
 from stenograph.engine.sglang.grammar import pattern_field
 from stenograph.engine.sglang.request import (
     as_json,
-    priority_parts,
     replay_parts,
+    routing_parts,
     salt_parts,
     sampling_fields,
     support_parts,
@@ -83,8 +83,8 @@ def encode_request(
     parts += _chat_parts(request.chat)
     parts += [b',"rid":', as_json(request.request_id)]
     parts += [b',"logprobs":true', form, b',"no_stop_trim":false']
-    if request.priority is not None:
-        parts += priority_parts(request.priority)
+    if request.routing is not None:
+        parts += routing_parts(request.routing)
     if request.cache_salt is not None:
         parts += salt_parts(request.cache_salt)
     if request.affinity_key is not None:

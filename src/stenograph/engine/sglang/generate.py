@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stenograph.core.errors import StenographError
+from stenograph.core.routing import RoutingHint
 from stenograph.core.types import LogprobsKind, LogprobsReport, RepetitionOver, RequestId
 from stenograph.core.weights import SaltPolicy, WeightCommand
 from stenograph.engine.base import Capabilities, GenerateRequest
@@ -68,6 +69,7 @@ class SGLangGenerate(EngineAdapter):
             max_support_top_k=MAX_SUPPORT_TOP_K,
             salt_policies=frozenset(SaltPolicy),
             repetition_over=RepetitionOver.TURN,
+            hints=frozenset(RoutingHint),
         )
         self._replay = replay
         self._keeps_sessions = False

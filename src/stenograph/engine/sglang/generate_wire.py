@@ -43,8 +43,8 @@ from stenograph.engine.settings import ReplayKind
 from stenograph.engine.sglang.grammar import pattern_field
 from stenograph.engine.sglang.request import (
     as_json,
-    priority_parts,
     replay_parts,
+    routing_parts,
     salt_parts,
     sampling_fields,
     support_parts,
@@ -65,7 +65,8 @@ def encode_generate(request: GenerateRequest, *, replay: ReplayKind) -> bytes:
     parts.append(b',"return_logprob":true,"logprob_start_len":-1,"return_text_in_logprobs":false')
     if params.num_top_logprobs:
         parts += [b',"top_logprobs_num":', as_json(params.num_top_logprobs)]
-    parts += priority_parts(request.priority)
+    if request.routing is not None:
+        parts += routing_parts(request.routing)
     parts += salt_parts(request.cache_salt)
     if request.affinity_key is not None:
         parts += [b',"session_id":', as_json(request.affinity_key)]

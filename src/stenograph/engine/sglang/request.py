@@ -10,6 +10,7 @@ import msgspec
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.logprobs import GREEDY_BELOW, is_truncated
+from stenograph.core.routing import Routing
 from stenograph.core.types import SamplingParams
 from stenograph.engine.settings import ReplayKind
 
@@ -61,10 +62,24 @@ def salt_parts(salt: str | None) -> Iterator[bytes]:
         yield b',"extra_key":' + as_json(salt)
 
 
-def priority_parts(priority: int | None) -> Iterator[bytes]:
-    """The member with the request's priority, with a comma before it."""
-    if priority is not None:
-        yield b',"priority":%d' % priority
+def routing_parts(routing: Routing) -> Iterator[bytes]:
+    """Members with the routing hints, each with a comma before it. Both routes have them under the same names.
+
+    The rank goes under its older name too: versions before `routed_dp_rank` know no other, and leave out in silence
+    what they do not know.
+    """
+    hints = {
+        "priority": routing.priority,
+        "routed_dp_rank": routing.dp_rank,
+        "data_parallel_rank": routing.dp_rank,
+        "disagg_prefill_dp_rank": routing.prefill_dp_rank,
+        "bootstrap_host": routing.bootstrap_host,
+        "bootstrap_port": routing.bootstrap_port,
+        "bootstrap_room": routing.bootstrap_room,
+    }
+    for name, value in hints.items():
+        if value is not None:
+            yield b',"%b":%b' % (name.encode(), as_json(value))
 
 
 def replay_parts(replay: ReplayKind, first_row: int) -> Iterator[bytes]:

@@ -14,6 +14,7 @@ from msgspec import structs
 
 from stenograph.core.errors import ContextLengthExceeded, StenographError, UpstreamInvalid
 from stenograph.core.logprobs import has_support
+from stenograph.core.routing import RoutingHint
 from stenograph.core.types import Chunk, LogprobsKind, LogprobsReport, RequestId, SamplingParams, token_ids
 from stenograph.core.weights import SaltPolicy, WeightCommand
 from stenograph.engine.base import Capabilities, GenerateRequest
@@ -31,7 +32,14 @@ from stenograph.engine.http.transport import HttpReply
 from stenograph.engine.settings import ReplayKind
 from stenograph.engine.vllm.control import vllm_calls, vllm_version
 from stenograph.engine.vllm.reply import Expected, VLLMReader
-from stenograph.engine.vllm.request import EMPTY_GENERATION, GRAMMARS, VLLMRoute, encode_abort, encode_request
+from stenograph.engine.vllm.request import (
+    EMPTY_GENERATION,
+    GRAMMARS,
+    VLLMRoute,
+    encode_abort,
+    encode_request,
+    request_headers,
+)
 from stenograph.engine.vllm.scores import Scores, decode_scores, encode_scoring, scoring_id
 from stenograph.engine.vllm.wire import decode_models
 
@@ -81,6 +89,7 @@ class VLLM(EngineAdapter):
             takes_json=True,
             logprobs=LogprobsReport(kind=logprobs),
             salt_policies=frozenset(SaltPolicy),
+            hints=frozenset({RoutingHint.DP_RANK}),
         )
 
     def __repr__(self) -> str:
@@ -120,8 +129,7 @@ class VLLM(EngineAdapter):
             body=encode_request(
                 asked, route=found.route, model=found.model, streams=streams, wants_experts=self._wants_experts
             ),
-            # vLLM takes the id of this header before that of the body, and a proxy may set it where it is not.
-            headers=(("x-request-id", request.request_id),),
+            headers=request_headers(request.request_id, request.routing),
             streams=streams,
         )
         expected = Expected(
@@ -232,8 +240,7 @@ class VLLMGuidedReading(EngineReading):
     async def _scores(self, ask: Ask, ids: "array[int]") -> Scores:
         body = encode_scoring(self._request, ids, route=self._route, model=self._model)
         request_id = scoring_id(self._request)
-        headers = (("x-request-id", request_id),)
-        http = await ask("POST", self._route.value, body, headers)
+        http = await ask("POST", self._route.value, body, request_headers(request_id, self._request.routing))
         if http.status != 200:
             raise passed_through(http)
         return decode_scores(

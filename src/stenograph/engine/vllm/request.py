@@ -10,8 +10,10 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from stenograph.core.errors import InvalidRequest
+from stenograph.core.routing import Routing
 from stenograph.core.types import Grammar, GrammarKind, SamplingParams
 from stenograph.engine.base import GenerateRequest
+from stenograph.engine.http.transport import Headers
 
 GRAMMARS = frozenset(GrammarKind)
 MAX_TOP_LOGPROBS = 20
@@ -36,8 +38,8 @@ def encode_request(
     that the line does not have are asked for; whether there are any is the server's setting.
     """
     parts = [b'{"model":', _json(model), b',"request_id":', _json(request.request_id)]
-    if request.priority is not None:
-        parts.append(b',"priority":%d' % request.priority)
+    if request.routing is not None and request.routing.priority is not None:
+        parts.append(b',"priority":%d' % request.routing.priority)
     parts += salt_parts(request.cache_salt)
     if streams:
         parts.append(b',"stream":true,"stream_options":{"include_usage":true}')
@@ -53,6 +55,15 @@ def encode_request(
         parts += [b',"return_token_ids":true,"return_tokens_as_token_ids":true,', sampling]
         parts += [b',"prompt":[', *request.prompt.json_parts, b"]}"]
     return b"".join(parts)
+
+
+def request_headers(request_id: str, routing: Routing | None) -> Headers:
+    """Headers of a request under this id. vLLM takes its id before that of the body, and a proxy may set it where it is
+    not there. Its data-parallel rank it takes here alone."""
+    headers = (("x-request-id", request_id),)
+    if routing is None or routing.dp_rank is None:
+        return headers
+    return (*headers, ("x-data-parallel-rank", str(routing.dp_rank)))
 
 
 def salt_parts(salt: str | None) -> Iterator[bytes]:

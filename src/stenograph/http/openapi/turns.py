@@ -93,7 +93,7 @@ _TURN: Errors = (
 )
 
 
-_RETRIES = (
+_REQUEST_HEADERS = (
     parameter(
         "header",
         "Idempotency-Key",
@@ -104,6 +104,12 @@ _RETRIES = (
         "header",
         "x-stainless-retry-count",
         "If above 0, a request with the same body as the last one is its retry. Anything but digits counts as 0.",
+        {"type": "string"},
+    ),
+    parameter(
+        "header",
+        "X-data-parallel-rank",
+        "The engine's data-parallel worker that is to run the turn. docs/engines.md says which engines take it.",
         {"type": "string"},
     ),
 )
@@ -140,7 +146,7 @@ def _turns(described: Described) -> Iterator[Operation]:
             f"POST /sessions/{{id}}{path}",
             f"{id_}OnSession",
             f"OpenAI {what} on a session",
-            parameters=_RETRIES,
+            parameters=_REQUEST_HEADERS,
             body=body,
             answers=answers,
             errors=(*_TURN, PreviousResponseNotFound) if path == RESPONSES_PATH else _TURN,
@@ -151,7 +157,7 @@ def _turns(described: Described) -> Iterator[Operation]:
             path=path,
             id=id_,
             summary=f"OpenAI {what} on the session that a header names, or none",
-            parameters=(SESSION_HEADER, *_RETRIES),
+            parameters=(SESSION_HEADER, *_REQUEST_HEADERS),
         )
 
 
@@ -168,7 +174,7 @@ def _messages() -> Iterator[Operation]:
         f"POST /sessions/{{id}}{MESSAGES_PATH}",
         "messageOnSession",
         "Anthropic Messages on a session",
-        parameters=_RETRIES,
+        parameters=_REQUEST_HEADERS,
         body=WireMessagesRequest,
         answers={"200": reply},
         errors=_TURN,
@@ -224,7 +230,7 @@ def _gemini() -> Iterator[Operation]:
                 f"{method}{suffix}",
                 f"Gemini's {method} {where}",
                 body=WireGenerateRequest,
-                parameters=(_MODEL_PARAMETER, *ours, *_RETRIES, *((_SSE,) if method == STREAM else ())),
+                parameters=(_MODEL_PARAMETER, *ours, *_REQUEST_HEADERS, *((_SSE,) if method == STREAM else ())),
                 answers={"200": reply},
                 errors=_TURN,
                 error_body=GeminiErrorBody,

@@ -11,6 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from stenograph.core.errors import EngineUnavailable
+from stenograph.core.routing import RoutingHint
 from stenograph.core.types import Chunk, Finish, FinishReason, GrammarKind, RequestId
 from stenograph.engine.base import Capabilities, Engine, EngineHealth, EngineState, GenerateRequest
 
@@ -68,6 +69,7 @@ class ScriptedEngine(Engine):
             max_context_tokens=max_context_tokens,
             grammars=frozenset(GrammarKind),
             streams=True,
+            hints=frozenset(RoutingHint),
         )
         self.weight_version: str | None = None
         self._model = model

@@ -5,13 +5,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ChatRequest, CompletionRequest, TextView, Truncation
 from stenograph.core.errors import InvalidRequest
+from stenograph.core.routing import Routing
 from stenograph.core.types import SamplingParams
 from stenograph.dialects.openai.chat import decode_chat
 from stenograph.dialects.openai.completions import decode_completion
+from stenograph.engine.sglang.request import routing_parts
 
 Decode = Callable[..., ChatRequest | CompletionRequest]
 
@@ -24,6 +28,10 @@ def completion(**fields: Any) -> CompletionRequest:
     return decode_completion(json.dumps({"prompt": "hi", **fields}).encode())
 
 
+HINTS = (
+    *("priority", "routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank"),
+    *("bootstrap_host", "bootstrap_port", "bootstrap_room"),
+)
 ROUTES = pytest.mark.parametrize("decode", [chat, completion])
 
 
@@ -58,6 +66,16 @@ def test_a_field_may_have_either_of_its_names(decode: Decode, fields: dict[str, 
         ({"truncate_prompt_tokens": 0}, "/truncate_prompt_tokens"),
         ({"truncation_side": "left"}, "/truncation_side"),
         ({"priority": "high"}, "/priority"),
+        ({"routed_dp_rank": -1}, "/routed_dp_rank"),
+        ({"routed_dp_rank": 1, "data_parallel_rank": 2}, "/data_parallel_rank"),
+        ({"data_parallel_rank": True}, "/data_parallel_rank"),
+        ({"disagg_prefill_dp_rank": 2**31}, "/disagg_prefill_dp_rank"),
+        ({"bootstrap_host": "a host"}, "/bootstrap_host"),
+        ({"bootstrap_host": "host\n"}, "/bootstrap_host"),
+        ({"bootstrap_host": ["host"]}, "/bootstrap_host"),
+        ({"bootstrap_port": 0}, "/bootstrap_port"),
+        ({"bootstrap_room": 2**63}, "/bootstrap_room"),
+        ({"bootstrap_room": -1}, "/bootstrap_room"),
         ({"return_tokens_as_token_ids": "yes"}, "/return_tokens_as_token_ids"),
         ({"lora_path": "adapter"}, "/lora_path"),
         ({"stop_regex": "a+"}, "/stop_regex"),
@@ -97,9 +115,51 @@ def test_a_chat_s_own() -> None:
 
 
 @ROUTES
-def test_a_priority_is_kept_and_recorded(decode: Decode) -> None:
-    assert (decode(priority=3).priority, decode(priority=3).recorded) == (3, {"priority": "3"})
-    assert (decode(priority=None).priority, decode(priority=None).recorded) == (None, {})
+@pytest.mark.parametrize(
+    ("fields", "routing"),
+    [
+        ({"priority": 3}, Routing(priority=3)),
+        ({"priority": 0}, Routing(priority=0)),
+        ({"routed_dp_rank": 0}, Routing(dp_rank=0)),
+        ({"data_parallel_rank": 2}, Routing(dp_rank=2)),
+        ({"routed_dp_rank": 2, "data_parallel_rank": 2}, Routing(dp_rank=2)),
+        ({"routed_dp_rank": 2**31 - 1, "disagg_prefill_dp_rank": 1}, Routing(dp_rank=2**31 - 1, prefill_dp_rank=1)),
+        (
+            {"bootstrap_host": "prefill-0.pool", "bootstrap_port": 8998, "bootstrap_room": 2**63 - 1},
+            Routing(bootstrap_host="prefill-0.pool", bootstrap_port=8998, bootstrap_room=2**63 - 1),
+        ),
+        (
+            {"bootstrap_host": "[::1]", "bootstrap_room": 0},
+            Routing(bootstrap_host="[::1]", bootstrap_room=0),
+        ),
+    ],
+)
+def test_routing_hints_are_kept_and_recorded(decode: Decode, fields: dict[str, Any], routing: Routing) -> None:
+    request = decode(**fields)
+    assert (request.routing, {name: json.loads(text) for name, text in request.recorded.items()}) == (routing, fields)
+
+
+@ROUTES
+def test_hints_that_are_null_are_none(decode: Decode) -> None:
+    assert (decode(**dict.fromkeys(HINTS)).routing, decode(**dict.fromkeys(HINTS)).recorded) == (None, {})
+
+
+@ROUTES
+@given(data=st.data())
+def test_a_hint_of_any_value_is_refused_or_sent_as_it_came(decode: Decode, data: st.DataObject) -> None:
+    hosts = st.text("abz09.-_:[]% \n\u00e9", max_size=8)
+    values = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | hosts
+    fields = data.draw(st.dictionaries(st.sampled_from(HINTS), values | st.integers(-2, 2**16), max_size=3))
+    try:
+        routing = decode(**fields).routing or Routing()
+    except InvalidRequest as error:
+        blamed = str(error.param)[1:]
+    else:
+        blamed = ""
+        sent = json.loads(b"{" + b"".join(routing_parts(routing))[1:] + b"}")
+        assert repr({name: sent.get(name) for name in fields}) == repr(fields)
+        assert not set("\n\u00e9 ") & set(sent.get("bootstrap_host", ""))
+    assert blamed == "" or blamed in fields
 
 
 @ROUTES
