@@ -8,7 +8,7 @@ Both release the GIL. Knows nothing of added tokens, spans or messages.
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -105,9 +105,9 @@ class FastEncoder:
     kind = EncoderKind.FASTOKENS
 
     def __init__(self, plain_json: str, reference: ReferenceEncoder, load: "Callable[[str], _FlatTokenizer]") -> None:
-        document = msgspec.json.decode(plain_json, type=dict[str, object])
-        model = cast("dict[str, object]", document["model"])
-        vocab = sorted(cast("dict[str, int]", model["vocab"]).items(), key=lambda item: item[1])
+        document = msgspec.json.decode(plain_json, type=dict[str, msgspec.Raw])
+        model = msgspec.json.decode(document["model"], type=dict[str, msgspec.Raw])  # its merges go as they come
+        vocab = sorted(msgspec.json.decode(model["vocab"], type=dict[str, int]).items(), key=lambda item: item[1])
         self._ids = np.array([token_id for _, token_id in vocab], dtype=np.dtype(ID_TYPECODE))
         dense = {**model, "vocab": {text: number for number, (text, _) in enumerate(vocab)}}
         self._tokenizer = load(msgspec.json.encode({**document, "model": dense}).decode())

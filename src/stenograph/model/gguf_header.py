@@ -8,6 +8,7 @@ believed, so that no file makes the reader loop, allocate or raise anything but 
 import mmap
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -16,6 +17,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 SCALAR_CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")
 MAX_DIMENSIONS = 4
 DEFAULT_ALIGNMENT = 32
 
@@ -65,11 +67,27 @@ class _Cursor:
     def _array(self) -> list[object]:
         kind, length = self.unpack("IQ")
         if kind == STRING:
-            return [self.text() for _ in range(length)]
+            return self._texts(length)
         if kind in SCALAR_CODES:
             size = struct.calcsize("<" + SCALAR_CODES[kind])
             return list(struct.unpack(f"<{length}{SCALAR_CODES[kind]}", self.take(length * size)))
         raise BadGguf(f"an array before byte {self.offset} has elements of the unsupported type {kind}")
+
+    def _texts(self, num: int) -> list[object]:
+        """So many strings: a vocabulary and its merges are 100,000, most of the time that a header takes."""
+        data, offset, texts = self._data, self.offset, list[object]()
+        with suppress(struct.error, UnicodeDecodeError):
+            for _ in range(num):
+                start = offset + _LENGTH.size
+                end = start + _LENGTH.unpack_from(data, offset)[0]
+                if end > len(data):
+                    break
+                texts.append(str(data[start:end], "utf-8"))
+                offset = end
+        self.offset = offset
+        while len(texts) < num:  # one is damaged: this says how
+            texts.append(self.text())
+        return texts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ added token. Anything else is refused at start, with the reason, rather than ser
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import cast
 
 import msgspec
@@ -89,7 +90,8 @@ def read_tokenizer_json(text: str) -> TokenizerDocument:
     if not _is_byte_level(root.get("decoder")):
         raise StartupError("tokenizer.json: only byte-level tokenizers are supported (decoder ByteLevel)")
     vocab = _object(model.get("vocab"), "model.vocab")
-    if not all(isinstance(i, int) and 0 <= i < 2**24 for i in vocab.values()):
+    ids = cast("list[int]", list(vocab.values()))
+    if set(map(type, ids)) - {int} or not 0 <= min(ids, default=0) <= max(ids, default=0) < 2**24:
         raise StartupError("tokenizer.json: model.vocab has an id that is not an integer in [0, 2^24)")
     added: object = root.get("added_tokens") or []
     if not isinstance(added, list):
@@ -111,13 +113,13 @@ def plain_tokenizer_json(document: TokenizerDocument) -> str:
     """
     contents = {token.content for token in document.added}
     ids = {token.id for token in document.added}
-    merges: object = document.model.get("merges") or []
-    for merge in cast("list[object]", merges) if isinstance(merges, list) else []:
-        left, right = _merge_pair(merge)
-        if not contents.isdisjoint((left, right, left + right)):
-            raise StartupError(f"tokenizer.json: the merge {left!r} + {right!r} makes or uses an added token")
+    pairs = _merge_pairs(document.model.get("merges"))
+    if not contents.isdisjoint(chain.from_iterable(pairs)) or not contents.isdisjoint(map("".join, pairs)):
+        left, right = next(pair for pair in pairs if not contents.isdisjoint((*pair, "".join(pair))))
+        raise StartupError(f"tokenizer.json: the merge {left!r} + {right!r} makes or uses an added token")
     vocab = {text: i for text, i in document.vocab.items() if text not in contents}
-    if reused := next((text for text, i in vocab.items() if i in ids), None):
+    if not ids.isdisjoint(vocab.values()):
+        reused = next(text for text, i in vocab.items() if i in ids)
         raise StartupError(f"tokenizer.json: the id of the token {reused!r} is also an added token's")
     unknown = document.model.get("unk_token")
     if unknown in contents and not all(char in vocab for char in BYTE_OF_CHAR):
@@ -176,14 +178,24 @@ def _added_token(entry: object, has_normalizer: bool) -> AddedToken:
     )
 
 
-def _merge_pair(merge: object) -> tuple[str, str]:
-    """A merge as both forms of the file write it: "a b", or ["a", "b"]."""
-    pair: object = merge.split(" ") if isinstance(merge, str) else merge
-    match pair:
-        case [str(left), str(right)]:
-            return left, right
+def _merge_pairs(merges: object) -> list[list[str]]:
+    """The merges, which both forms of the file write: "a b", or ["a", "b"]. There are 300,000 in some files: what is
+    asked of each is asked by calls that go over all of them."""
+    listed = cast("list[object]", merges) if isinstance(merges, list) else []
+    pairs = [merge.split(" ") if isinstance(merge, str) else cast("list[str]", merge) for merge in listed]
+    is_list = set(map(type, pairs)) <= {list}
+    if not is_list or set(map(len, pairs)) - {2} or set(map(type, chain.from_iterable(pairs))) - {str}:
+        wrong = next(merge for merge, pair in zip(listed, pairs, strict=True) if not _is_pair(pair))
+        raise StartupError(f"tokenizer.json: a merge is two tokens, got {str(wrong)[:60]!r}")
+    return pairs
+
+
+def _is_pair(value: object) -> bool:
+    match value:
+        case [str(), str()]:
+            return True
         case _:
-            raise StartupError(f"tokenizer.json: a merge is two tokens, got {str(merge)[:60]!r}")
+            return False
 
 
 def _is_byte_level(decoder: object) -> bool:

@@ -57,6 +57,28 @@ def test_a_damaged_gguf_file_raises_startup_error_alone(
     assert "d.gguf" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("at", "damage", "why"),
+    [
+        (0, b"\xff" * 8, "cut short: byte "),
+        (0, b"\xff\xff\xff\x7f\0\0\0\0", "cut short: byte "),
+        (8, b"\xff", "is not UTF-8"),
+    ],
+)
+@pytest.mark.parametrize("which", [0, 1, 300])
+def test_a_damaged_string_of_a_vocabulary_is_told_of(
+    at: int, damage: bytes, why: str, which: int, tmp_path: Path, reference: tokenizers.Tokenizer
+) -> None:
+    whole = bytearray(write_gguf(tmp_path / "m.gguf", reference))
+    offset = whole.index(b"tokenizer.ggml.tokens") + len("tokenizer.ggml.tokens") + 4 + 4 + 8
+    for _ in range(which):
+        offset += 8 + int.from_bytes(whole[offset : offset + 8], "little")
+    whole[offset + at : offset + at + len(damage)] = damage
+    (tmp_path / "d.gguf").write_bytes(whole)
+    with pytest.raises(StartupError, match=why):
+        load_model_files(tmp_path / "d.gguf")
+
+
 @pytest.mark.parametrize("name", ["tokenizer.json", "config.json", "tokenizer_config.json"])
 @pytest.mark.parametrize("text", [b"", b"[]", b"{", b"\xff", b'{"model": 1, "vocab_size": "x", "eos_token": 3}'])
 def test_a_damaged_folder_raises_startup_error_alone(tmp_path: Path, name: str, text: bytes) -> None:

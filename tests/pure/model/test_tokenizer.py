@@ -111,3 +111,26 @@ def test_an_added_token_that_is_no_literal_stops_the_start(reference: tokenizers
 def test_an_invalid_tokenizer_stops_the_start(text: str) -> None:
     with pytest.raises(StartupError):
         Tokenizer(text)
+
+
+@pytest.mark.parametrize(
+    ("merges", "why"),
+    [
+        (["a b c"], "a merge is two tokens, got 'a b c'"),
+        ([["h", "e"], ["a"]], "a merge is two tokens, got \"['a']\""),
+        ([["h", "e"], ["a", 1]], "a merge is two tokens"),
+        (["h e", 7], "a merge is two tokens, got '7'"),
+        ([["h", "e"], {"a": "b", "c": "d"}], "a merge is two tokens"),
+        ([["h", "e"], ["<|im_", "end|>"]], "the merge '<|im_' + 'end|>' makes or uses an added token"),
+        (["h e", "<|im_end|> x"], "the merge '<|im_end|>' + 'x' makes or uses an added token"),
+        (["h e", "x <|im_end|>"], "the merge 'x' + '<|im_end|>' makes or uses an added token"),
+    ],
+)
+def test_a_merge_that_is_none_or_makes_an_added_token_stops_the_start(
+    reference: tokenizers.Tokenizer, merges: list[object], why: str
+) -> None:
+    document = json.loads(reference.to_str())
+    document["model"]["merges"] = merges
+    with pytest.raises(StartupError) as caught:
+        Tokenizer(json.dumps(document))
+    assert why in str(caught.value)

@@ -18,7 +18,7 @@ from stenograph.render.writer import Writer
 
 _SHOWN_CHARS = 40
 _ARGUMENTS: tuple[Mapping[str, object], ...] = ({}, {"enable_thinking": False})
-"""None, and what requests set most often."""
+"""None, and what requests set most often; of use where the template reads it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,17 +48,21 @@ def choose_template(
     except StartupError as error:
         return ChosenTemplate(template=jinja, why_not_preferred=f"minijinja does not know it: {error}")
     ours, theirs = (Writer(tokenizer, template, family) for template in (fast, jinja))
-    for messages, tools, kwargs in _cases():
+    read = fast.names | jinja.names
+    arguments = [kwargs for kwargs in _ARGUMENTS if kwargs.keys() <= read]
+    for messages, tools, kwargs in _cases(arguments):
         written, expected = (_written(writer, messages, tools, kwargs) for writer in (ours, theirs))
         if written != expected:
             return ChosenTemplate(template=jinja, why_not_preferred=_difference(written, expected))
     return ChosenTemplate(template=fast)
 
 
-def _cases() -> Iterator[tuple[Sequence[Message], Sequence[Tool], Mapping[str, object]]]:
+def _cases(
+    arguments: Sequence[Mapping[str, object]],
+) -> Iterator[tuple[Sequence[Message], Sequence[Tool], Mapping[str, object]]]:
     for exchange in exchanges(has_tools=True):
         for new in appended(exchange.reply):
-            for kwargs in _ARGUMENTS:
+            for kwargs in arguments:
                 yield (*exchange.opening, exchange.reply, *new), exchange.tools, kwargs
 
 
