@@ -317,6 +317,31 @@ def lies() -> dict[str, tuple[str, Callable[[dict[str, Any]], object]]]:
     }  # fmt: skip
 
 
+REAL = json.loads((Path(__file__).parent / "recordings/sglang/engine-0.5.23.json").read_text(encoding="utf-8"))
+TOO_LONG: dict[str, Any] = next(one["reply"] for one in REAL if one["name"] == "chat_too_long")
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_what_a_real_sglang_finds_too_long_has_the_code_that_agents_compact_by(
+    connect: Connect, stream: bool
+) -> None:
+    info = {"tool_call_parser": "hermes", "return_output_ids": True, "tokenizer_worker_num": 1}
+    async with connect(server_info=info) as rig:
+        for in_event in (False, True) if stream else (False,):
+            told = json.dumps({"error": TOO_LONG} if in_event else TOO_LONG).encode()
+            rig.sglang.plan(rig.script("x", status=400, body=told, error_event=in_event))
+            answer = await rig.chat(await rig.open(), user("hi"), stream=stream)
+            error = answer.json()["error"]
+            assert (answer.status, error["code"]) == (400, "context_length_exceeded"), answer.body
+            assert "8192" in error["message"]
+            rig.sglang.plan(rig.script("x", status=400, body=told, error_event=in_event))
+            body = {"messages": [user("hi")], "max_tokens": 9, "stream": stream}
+            messages = await rig.call("POST", f"/sessions/{await rig.open()}/v1/messages", body)
+            assert messages.status == 400, messages.body
+            assert "context" in messages.json()["error"]["message"]
+            assert await rig.records(await rig.open()) == []
+
+
 @pytest.mark.parametrize("lie", list(lies()))
 async def test_a_200_that_lies_is_502_with_its_law_and_leaves_nothing(rig: Rig, lie: str) -> None:
     law, edit = lies()[lie]

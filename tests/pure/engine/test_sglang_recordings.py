@@ -377,7 +377,6 @@ REFUSED = {
     "generate_bias_out_of_vocab": "logit_bias must has keys in [0, 49151], got 60000.",
     "generate_sampling_mask_top_p_alone": "return_sampling_mask requires top_k=1",
     "chat_meta_info_stream_refused": "return_meta_info is not supported with streaming.",
-    "chat_too_long": "You requested a total of 9016 tokens",
     "chat_bad_schema": 'Unsupported type "nonsense"',
 }
 
@@ -402,7 +401,8 @@ def test_a_recorded_refusal_has_its_words_and_a_code(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "num_prompt", "max_tokens"), [("generate_too_long", 16, 9000), ("generate_too_long_prompt", 9600, None)]
+    ("name", "num_prompt", "max_tokens"),
+    [("generate_too_long", 16, 9000), ("generate_too_long_prompt", 9600, None), ("chat_too_long", 16, 9000)],
 )
 def test_what_sglang_finds_too_long_is_too_long_here(name: str, num_prompt: int, max_tokens: int | None) -> None:
     recording = RECORDED[name]
@@ -493,7 +493,7 @@ def test_after_an_update_in_place_model_info_has_the_old_name_and_the_turn_the_n
 
 def test_every_recording_is_looked_at() -> None:
     others = {*OF_ITSELF, "health", "close_session_unknown", "inplace_flush_running_model_info"}
-    others |= {"generate_stream_aborted", "generate_too_long", "generate_too_long_prompt"}
+    others |= {"generate_stream_aborted", "generate_too_long", "generate_too_long_prompt", "chat_too_long"}
     assert {*READ, *REFUSED, *COMMANDS, *NOT_ASKED, *others, *ABORTS} == set(RECORDED)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stenograph.core.errors import UpstreamInvalid, UpstreamRefused
+from stenograph.core.errors import ContextLengthExceeded, UpstreamInvalid, UpstreamRefused
 from stenograph.core.sse import EventReader
 from stenograph.core.types import Chunk, Finish, FinishReason, SampledTurn, WeightSpan
 from stenograph.engine.validate import TurnCollector
@@ -268,6 +268,10 @@ def test_a_refusal_is_one_with_its_own_status_also_in_a_stream(route: VLLMRoute,
     recording = DIALECT[route][name]
     if recording["status"] != 200:
         assert recording["status"] == json.loads(recording["body"])["error"]["code"] == 400
+        return
+    if "too long" in name:
+        with pytest.raises(ContextLengthExceeded, match="4097 tokens"):
+            chunks_of(recording, recording["request_id"])
         return
     with pytest.raises(UpstreamRefused) as caught:
         chunks_of(recording, recording["request_id"])

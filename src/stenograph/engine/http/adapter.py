@@ -4,6 +4,7 @@ Owns the two interfaces, `EngineAdapter` and `EngineReading`, and what all adapt
 connection: `HttpEngine` does, and knows no engine.
 """
 
+import re
 from collections import deque
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
@@ -11,7 +12,13 @@ from typing import Protocol, TypeVar
 import msgspec
 from msgspec import Struct
 
-from stenograph.core.errors import EngineUnavailable, StenographError, UpstreamInvalid, UpstreamRefused
+from stenograph.core.errors import (
+    ContextLengthExceeded,
+    EngineUnavailable,
+    StenographError,
+    UpstreamInvalid,
+    UpstreamRefused,
+)
 from stenograph.core.types import Chunk, RequestId
 from stenograph.core.weights import WeightCommand, without_weights
 from stenograph.engine.base import Capabilities, GenerateRequest
@@ -183,6 +190,22 @@ class _ToldRefusal(Struct):
 
 _REFUSAL = msgspec.json.Decoder(_ToldRefusal)
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def told_too_long(refusal: bytes, patterns: Sequence["re.Pattern[bytes]"]) -> ContextLengthExceeded | None:
+    """The error that an engine's refusal is, where one of its words for a request that is too long is there.
+
+    A pattern has the groups `prompt` and `limit`, in tokens, and may have `sampled`.
+    """
+    found = next((found for pattern in patterns if (found := pattern.search(refusal))), None)
+    if found is None:
+        return None
+    told = found.groupdict()
+    return ContextLengthExceeded(
+        num_prompt_tokens=int(told["prompt"]),
+        max_tokens=int(told["sampled"]) if "sampled" in told else None,
+        max_context_tokens=int(told["limit"]),
+    )
 
 
 def passed_through(http: HttpReply) -> UpstreamRefused:

@@ -15,6 +15,7 @@ from stenograph.engine.sglang.chat_stream import OVERLAPPED, STREAM_PARTS, SGLan
 from stenograph.engine.sglang.chat_wire import decode_reply, encode_request
 from stenograph.engine.sglang.control import sglang_calls, sglang_reply, sglang_version
 from stenograph.engine.sglang.generate import SGLangGenerate
+from stenograph.engine.sglang.generate_wire import too_long
 from stenograph.engine.sglang.lean_copy import cut_replay
 from stenograph.engine.sglang.request import tells_support
 
@@ -78,7 +79,7 @@ class SGLangChat(EngineAdapter):
         )
 
     def refusal(self, http: HttpReply, request: GenerateRequest) -> StenographError:
-        return self._native.refusal(http, request) if request.chat is None else passed_through(http)
+        return self._native.refusal(http, request) if request.chat is None else too_long(http) or passed_through(http)
 
     def abort_call(self, request_id: RequestId) -> Call:
         return self._native.abort_call(request_id)

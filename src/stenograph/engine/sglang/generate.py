@@ -23,10 +23,10 @@ from stenograph.engine.sglang.control import INFO_PATH, sglang_calls, sglang_rep
 from stenograph.engine.sglang.generate_wire import (
     ServerFacts,
     SGLangGenerateReading,
-    context_exceeded,
     context_of_models,
     encode_generate,
     facts_of,
+    too_long,
 )
 from stenograph.engine.sglang.grammar import GRAMMARS
 from stenograph.engine.sglang.request import MAX_SUPPORT_TOP_K, encode_abort, encode_close, tells_support
@@ -124,7 +124,7 @@ class SGLangGenerate(EngineAdapter):
         )
 
     def refusal(self, http: HttpReply, request: GenerateRequest) -> StenographError:
-        return (context_exceeded(http.body) if http.status == 400 else None) or in_our_shape(http)
+        return too_long(http) or in_our_shape(http)
 
     def abort_call(self, request_id: RequestId) -> Call:
         return Call(path=ABORT_PATH, body=encode_abort(request_id))

@@ -18,7 +18,8 @@ import msgspec
 from stenograph.core.errors import ContextLengthExceeded, StenographError, UpstreamInvalid, UpstreamRefused
 from stenograph.core.types import Chunk, Finish, FinishReason, Grammar, GrammarKind, SamplingParams
 from stenograph.engine.base import GenerateRequest
-from stenograph.engine.http.adapter import EngineReading
+from stenograph.engine.http.adapter import EngineReading, told_too_long
+from stenograph.engine.http.transport import HttpReply
 from stenograph.engine.rows import (
     LARGE_PAYLOAD_BYTES,
     META_LAWS,
@@ -256,15 +257,12 @@ _TOO_LONG = (
 
 def context_exceeded(body: bytes) -> ContextLengthExceeded | None:
     """The error that SGLang's refusal is, where it refuses for the length of the request."""
-    found = next((found for pattern in _TOO_LONG if (found := pattern.search(body))), None)
-    if found is None:
-        return None
-    told = found.groupdict()
-    return ContextLengthExceeded(
-        num_prompt_tokens=int(told["prompt"]),
-        max_tokens=int(told["sampled"]) if "sampled" in told else None,
-        max_context_tokens=int(told["limit"]),
-    )
+    return told_too_long(body, _TOO_LONG)
+
+
+def too_long(http: HttpReply) -> ContextLengthExceeded | None:
+    """The same of an answer of any status: SGLang refuses such a request with 400."""
+    return context_exceeded(http.body) if http.status == 400 else None
 
 
 class _SGLangCard(msgspec.Struct):

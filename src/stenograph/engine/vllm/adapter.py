@@ -41,7 +41,7 @@ from stenograph.engine.vllm.request import (
     request_headers,
 )
 from stenograph.engine.vllm.scores import Scores, decode_scores, encode_scoring, scoring_id
-from stenograph.engine.vllm.wire import decode_models
+from stenograph.engine.vllm.wire import context_exceeded, decode_models
 
 ABORT_PATHS = ("/inference/v1/abort_requests", "/abort_requests")
 """The first comes with the generate route; the second with `VLLM_SERVER_DEV_MODE=1`, or with `--tokens-only`."""
@@ -149,7 +149,7 @@ class VLLM(EngineAdapter):
         return call, VLLMGuidedReading(reader, request, route=found.route, model=found.model)
 
     def refusal(self, http: HttpReply, request: GenerateRequest) -> StenographError:
-        return passed_through(http)
+        return (context_exceeded(http.body) if http.status == 400 else None) or passed_through(http)
 
     def abort_call(self, request_id: RequestId) -> Call | None:
         found = known(self._found)

@@ -24,8 +24,9 @@ from typing import Annotated, Generic, TypeVar
 
 import msgspec
 
-from stenograph.core.errors import UpstreamInvalid, UpstreamRefused
+from stenograph.core.errors import ContextLengthExceeded, UpstreamInvalid, UpstreamRefused
 from stenograph.core.types import TopLogprob
+from stenograph.engine.http.adapter import told_too_long
 from stenograph.engine.rows import EngineUsage, Natural, decoded, laws, short
 from stenograph.engine.vllm.request import VLLMRoute, abort_ids
 
@@ -195,11 +196,12 @@ def read(route: VLLMRoute, body: bytes, *, with_tops: bool) -> VLLMTold:
 def _check_head(
     error: _VLLMError | None, choices: Sequence[_GeneratedChoice[R]] | Sequence[_CompletionChoice], body: bytes
 ) -> None:
-    """Raise UpstreamRefused for an error in the place of a reply."""
+    """Raise UpstreamRefused or ContextLengthExceeded for an error in the place of a reply."""
     if error is not None:
         if not 400 <= error.code <= 599:
             raise UpstreamInvalid("shape", f"an error with the code {short(error.code)}")
-        raise UpstreamRefused(status=error.code, content_type="application/json", headers=(), body=body)
+        refused = context_exceeded(body)
+        raise refused or UpstreamRefused(status=error.code, content_type="application/json", headers=(), body=body)
     if len(choices) > 1 or (choices and choices[0].index != 0):
         raise UpstreamInvalid("one_choice", f"one choice was asked for, {len(choices)} came")
 
@@ -260,6 +262,28 @@ def _told_by_completion(request_id: str | None, choice: _CompletionChoice, usage
         routed_experts=choice.routed_experts,
         usage=usage,
     )
+
+
+_TOO_LONG = (
+    re.compile(
+        rb"maximum context length is (?P<limit>\d{1,9}) tokens\. However, you requested (?P<sampled>\d{1,9}) output"
+        rb" tokens and your prompt contains (?:at least )?(?P<prompt>\d{1,9}) input tokens"
+    ),
+    re.compile(
+        rb"maximum context length is (?P<limit>\d{1,9}) tokens\. However, your prompt contains (?:at least )?"
+        rb"(?P<prompt>\d{1,9}) input tokens"
+    ),
+    re.compile(
+        rb"prompt \(length (?P<prompt>\d{1,9})\)[^.]{0,80} longer than the maximum model length of (?P<limit>\d{1,9})"
+    ),
+)
+"""vLLM's messages for a request that its context does not hold, of several versions. Source: its
+`renderers/params.py` and `v1/engine/input_processor.py`."""
+
+
+def context_exceeded(body: bytes) -> ContextLengthExceeded | None:
+    """The error that vLLM's refusal is, where it refuses for the length of the request."""
+    return told_too_long(body, _TOO_LONG)
 
 
 def _ids(told: list[int] | None) -> list[int]:

@@ -23,7 +23,7 @@ NO_NAME_OF_OURS = (
     "prefix", "text", "texts", "input", "inputs", "system", "system_prompt", "instructions", "include", "truncation",
     "background", "max_tool_calls", "grammar", "cache_prompt", "cache_salt", "id_slot", "n_probs", "n_keep",
     "dry_multiplier", "xtc_probability", "samplers", "logprob_start_len", "top_logprobs_num",
-    "return_text_in_logprobs", "sampling_params", "image_data", "extra_key", "bootstrap_pair_key", "data_parallel_rank",
+    "return_text_in_logprobs", "sampling_params", "image_data", "extra_key", "bootstrap_pair_key",
     "kv_transfer_params", "vllm_xargs", "guided_decoding_backend", "guided_whitespace_pattern", "structural_tag",
     "add_bos_token", "request", "weight_version", "return_tokens", "repeat_last_n", "penalty_alpha", "do_sample",
     "num_beams", "use_cache", "token_healing", "watermark", "best", "details", "functions_call", "tool", "web_search",
