@@ -375,7 +375,7 @@ class Seats(Struct, eq=False):
         try:
             return self._take(self.strands.of_chat(request, context, self.agent_id))
         except BudgetSpent as error:
-            self.spent = error
+            self.spent = error.with_traceback(None)  # the frames would keep the request's bytes and its connection
             return _alone()
 
     def of_ids(self, ids: "array[int]") -> Strand:

@@ -295,3 +295,10 @@ def test_without_a_session_each_turn_has_a_strand_that_nobody_else_sees() -> Non
     assert len({id(strand) for strand in found}) == 3
     assert seats.num_tokens_before([]) == 0
     seats.give_back()
+
+
+def test_that_one_strand_was_too_many_is_noted_without_the_request() -> None:
+    seats = Seats(strands_of(HistoryKind.STRANDS), max_strands=0)
+    seats.of_chat(ChatRequest(messages=(user("a"),)), PromptContext())
+    assert seats.spent is not None
+    assert seats.spent.__traceback__ is None, "its frames hold the request's bytes, and its connection"
