@@ -12,8 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
+from typing import NamedTuple
 
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from stenograph.core.loaded import entry
 
 SCALAR_CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
@@ -90,11 +91,28 @@ class _Cursor:
         return texts
 
 
+class TensorType(NamedTuple):
+    """A type of numbers, which lie in blocks: so many values in so many bytes."""
+
+    number: int
+    name: str
+    block_values: int
+    block_bytes: int
+
+
+F32, F16, Q4_1, Q8_0 = (
+    TensorType(0, "F32", 1, 4), TensorType(1, "F16", 1, 2), TensorType(3, "Q4_1", 32, 20), TensorType(8, "Q8_0", 32, 34)
+)  # fmt: skip
+_OWN_TYPES = {kind.number: kind for kind in (F32, F16, Q4_1, Q8_0)}
+"""Types that need no `gguf`, which takes 50 ms to import: the default model's, and plain numbers."""
+_TYPE_OF = "stenograph.model.gguf_types:type_of"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufTensor:
     """Where a tensor's data is: `num_bytes` from byte `start` of the file. `shape` has the fastest dimension first."""
 
-    kind: GGMLQuantizationType
+    kind: TensorType
     shape: tuple[int, ...]
     start: int
     num_bytes: int
@@ -157,9 +175,8 @@ def _tensor(cursor: _Cursor) -> tuple[str, GgufTensor]:
     shape = cursor.unpack(f"{num_dimensions}Q")
     kind, offset = cursor.unpack("IQ")
     try:
-        quantization = GGMLQuantizationType(kind)
-        block_elements, block_bytes = GGML_QUANT_SIZES[quantization]
+        found: TensorType = _OWN_TYPES.get(kind) or entry(_TYPE_OF)(kind)
     except (ValueError, KeyError) as error:
         raise BadGguf(f"the tensor {name!r} has the unknown type {kind}") from error
-    num_bytes = prod(shape) // block_elements * block_bytes
-    return name, GgufTensor(kind=quantization, shape=shape, start=offset, num_bytes=num_bytes)
+    num_bytes = prod(shape) // found.block_values * found.block_bytes
+    return name, GgufTensor(kind=found, shape=shape, start=offset, num_bytes=num_bytes)

@@ -1,6 +1,8 @@
 """A model's files that are damaged are refused in one line that names them."""
 
 import json
+import subprocess
+import sys
 import tempfile
 import tracemalloc
 from collections.abc import Callable
@@ -15,6 +17,8 @@ from hypothesis import strategies as st
 from stenograph.core.errors import StartupError
 from stenograph.embedded.forward.gguf_tensors import PIECE_VALUES, GgufTensors
 from stenograph.embedded.forward.weights import load_weights
+from stenograph.model.gguf_header import F16, F32, Q4_1, Q8_0, TensorType
+from stenograph.model.gguf_types import type_of
 from stenograph.testing.tiny.llama import tiny_tensors, write_tiny_folder, write_tiny_gguf
 
 
@@ -189,3 +193,19 @@ def test_a_tensor_that_is_no_whole_number_of_blocks_is_refused(tmp_path: Path) -
     path.write_bytes(data.replace(entry + bytes(4), b"odd" + shape_and_kind))
     with pytest.raises(StartupError, match="odd has 40 values, which are no whole blocks"):
         GgufTensors(path).read("odd", np.empty(40, np.float32))
+
+
+@pytest.mark.parametrize("kind", [F32, F16, Q4_1, Q8_0])
+def test_a_type_that_is_read_without_gguf_is_the_one_that_gguf_knows(kind: TensorType) -> None:
+    assert kind == type_of(kind.number)
+
+
+@pytest.mark.parametrize(("kind", "needs_gguf"), [("F16", False), ("Q4_1", False), ("Q8_0", False), ("Q5_1", True)])
+def test_the_default_models_types_are_read_without_gguf(kind: str, needs_gguf: bool, tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "model.gguf", matrices=gguf.GGMLQuantizationType[kind])
+    program = (
+        "import sys; from pathlib import Path; from stenograph.embedded.forward.weights import load_weights\n"
+        "load_weights(Path(sys.argv[1])); print('gguf' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{needs_gguf}\n"
