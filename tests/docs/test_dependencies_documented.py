@@ -18,7 +18,6 @@ def test_every_dependency_has_its_reason() -> None:
         "To run": names(project["dependencies"]),
         "For samples as Arrow": names(extras["arrow"]),
         "For a GPU": names(extras["torch"]),
-        "For grammars by xgrammar": names(extras["xgrammar"]),
         "For sessions in PostgreSQL": names(extras["postgres"]),
         "For a Ray cluster": names(extras["ray"]),
         "For models of the Hugging Face hub": names(extras["hub"]),

@@ -78,7 +78,6 @@ PURE = (
     "embedded/kv",
     "embedded/scheduler",
     "embedded/grammar/llguidance_limits",
-    "embedded/grammar/xgrammar_schema",
 )
 IMPURE_ON_PURPOSE = {
     "core/clock": "the only reader of time",

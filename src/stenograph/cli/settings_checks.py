@@ -4,7 +4,7 @@ from stenograph.core.errors import StartupError
 from stenograph.core.messages import ReplyMode
 from stenograph.core.settings import Switch
 from stenograph.core.weights import SaltPolicy
-from stenograph.embedded.settings import ForwardKind, GrammarBackendKind, TorchDtype
+from stenograph.embedded.settings import ForwardKind, TorchDtype
 from stenograph.engine.settings import EngineKind, ReplayKind
 from stenograph.http.settings import Settings
 from stenograph.store.settings import Durability
@@ -105,8 +105,6 @@ def _check_embedded(settings: Settings) -> None:
         )
     if not is_embedded and settings.prefix_reuse is Switch.OFF:
         raise StartupError(f"--prefix-reuse is off, but --engine is {settings.engine}: only the embedded one has it")
-    if not is_embedded and settings.grammar_backend is not GrammarBackendKind.LLGUIDANCE:
-        raise StartupError(f"--grammar-backend is set, but --engine is {settings.engine}: only the embedded one has it")
     if not is_embedded and settings.tokenize_workers:
         raise StartupError(
             f"--tokenize-workers is {settings.tokenize_workers}, but --engine is {settings.engine}: only the embedded"

@@ -79,7 +79,6 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "forward",
         "torch_device",
         "torch_dtype",
-        "grammar_backend",
         "tokenize_workers",
     ),
     "CPU work": (

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from stenograph.core.clock import SystemClock
 from stenograph.core.errors import EngineUnavailable, StartupError, StenographError
 from stenograph.core.loaded import entry
-from stenograph.core.types import RequestId
+from stenograph.core.types import GrammarKind, RequestId
 from stenograph.embedded.connections import ConnectionDesk, SendEvents
 from stenograph.embedded.engine_core import EngineCore, EngineLimits
 from stenograph.embedded.forward.choice import load_forward
@@ -221,7 +221,7 @@ def load(path: Path, options: EmbeddedOptions, emit: Emit, send: SendEvents) -> 
         tokenizer()
     eos_ids = tuple(id_ for id_ in files.eos_token_ids if id_ < vocab_size)
     loop = EngineLoop(tokenizer, num_workers=0, emit=emit, clock=clock)  # prompts come as ids
-    grammars = GrammarCompiler(tokenizer, vocab_size=vocab_size, eos_ids=eos_ids, backend=options.grammar_backend)
+    grammars = GrammarCompiler(tokenizer, vocab_size=vocab_size, eos_ids=eos_ids)
     core = EngineCore(
         forward,
         tokenizer,
@@ -236,7 +236,7 @@ def load(path: Path, options: EmbeddedOptions, emit: Emit, send: SendEvents) -> 
         model=files.name,
         vocab_size=vocab_size,
         max_context_tokens=core.max_context_tokens,
-        grammars=tuple(sorted(grammars.kinds)),
+        grammars=tuple(sorted(GrammarKind)),
     )
     texts = TextDesk(tokenizer, options.tokenize_workers, send)
     weights = WeightDesk(forward, core, loop, send)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from stenograph.embedded.settings import ForwardKind, GrammarBackendKind, TorchDtype
+from stenograph.embedded.settings import ForwardKind, TorchDtype
 from stenograph.model.settings import EncoderKind
 
 FIRST_VERSION = "0"
@@ -28,7 +28,6 @@ class EmbeddedOptions:
     forward: ForwardKind = ForwardKind.NUMPY
     torch_device: str = "auto"
     torch_dtype: TorchDtype = TorchDtype.FLOAT32
-    grammar_backend: GrammarBackendKind = GrammarBackendKind.LLGUIDANCE
     tokenize_workers: int = 0
     encoder: EncoderKind = EncoderKind.REFERENCE
     num_ids: int = 0

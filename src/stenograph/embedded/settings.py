@@ -22,13 +22,6 @@ class TorchDtype(enum.StrEnum):
     BFLOAT16 = "bfloat16"
 
 
-class GrammarBackendKind(enum.StrEnum):
-    """Libraries that compile the embedded engine's grammars."""
-
-    LLGUIDANCE = "llguidance"
-    XGRAMMAR = "xgrammar"
-
-
 TORCH_DEVICE = matching(r"auto|cpu|cuda(:[0-9]{1,3})?", "one of auto, cpu, cuda, cuda:0, cuda:1 and so on")
 
 
@@ -59,11 +52,6 @@ class EmbeddedSettings:
     )
     torch_dtype: TorchDtype = setting(
         TorchDtype.FLOAT32, choice(TorchDtype), "Type of weights, keys and values with `--forward torch`."
-    )
-    grammar_backend: GrammarBackendKind = setting(
-        GrammarBackendKind.LLGUIDANCE,
-        choice(GrammarBackendKind),
-        "Library that compiles the embedded engine's grammars; xgrammar needs `pip install xgrammar`.",
     )
     tokenize_workers: int = setting(
         0,

@@ -26,7 +26,6 @@ def embedded_options(settings: Settings, tokenizer: Tokenizer | None) -> Embedde
         forward=settings.forward,
         torch_device=settings.torch_device,
         torch_dtype=settings.torch_dtype,
-        grammar_backend=settings.grammar_backend,
         tokenize_workers=settings.tokenize_workers,
         encoder=tokenizer.encoder if tokenizer and settings.tokenize_workers else EncoderKind.REFERENCE,
         num_ids=tokenizer.vocab_size if tokenizer else 0,

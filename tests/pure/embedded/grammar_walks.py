@@ -5,15 +5,11 @@ from collections.abc import Iterator
 from functools import cache
 
 import numpy as np
-import pytest
 from hypothesis import strategies as st
 
-from stenograph.core.errors import StartupError
 from stenograph.core.types import Grammar, GrammarKind
 from stenograph.embedded.grammar.base import GrammarState
 from stenograph.embedded.grammar.cache import GrammarCompiler
-from stenograph.embedded.grammar.xgrammar import XgrammarState
-from stenograph.embedded.settings import GrammarBackendKind
 from stenograph.model.tokenizer import Tokenizer
 from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 
@@ -39,21 +35,13 @@ def tokenizer() -> Tokenizer:
 
 
 @cache
-def compiler(backend: GrammarBackendKind = GrammarBackendKind.LLGUIDANCE) -> GrammarCompiler:
-    """Skips the test where the backend is not installed."""
-    try:
-        return GrammarCompiler(
-            tokenizer, vocab_size=tokenizer().vocab_size, eos_ids=(EOS_ID,), num_threads=1, backend=backend
-        )
-    except StartupError as error:
-        pytest.skip(str(error))
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(tokenizer, vocab_size=tokenizer().vocab_size, eos_ids=(EOS_ID,), num_threads=1)
 
 
-def start(
-    kind: GrammarKind, source: str = "", backend: GrammarBackendKind = GrammarBackendKind.LLGUIDANCE
-) -> GrammarState:
+def start(kind: GrammarKind, source: str = "") -> GrammarState:
     """Raises BadGrammar."""
-    return compiler(backend).compile(Grammar(kind=kind, source=source), lambda: None).result().start()
+    return compiler().compile(Grammar(kind=kind, source=source), lambda: None).result().start()
 
 
 def steps(state: GrammarState, rng: random.Random, max_tokens: int) -> Iterator[int]:
@@ -78,6 +66,4 @@ def walk(state: GrammarState, seed: int, max_tokens: int = 200) -> str | None:
     *ids, last = steps(state, random.Random(seed), max_tokens)
     if last != EOS_ID:
         return None
-    # xgrammar admits the UTF-8 of lone surrogates, which there is none of.
-    errors = "surrogatepass" if isinstance(state, XgrammarState) else "strict"
-    return b"".join(map(tokenizer().bytes_of, ids)).decode("utf-8", errors)
+    return b"".join(map(tokenizer().bytes_of, ids)).decode()

@@ -1,7 +1,4 @@
-"""What a grammar admits is in its language, by an independent checker's word; every mask admits a continuation.
-
-For each grammar engine that is installed.
-"""
+"""What a grammar admits is in its language, by an independent checker's word; every mask admits a continuation."""
 
 import json
 import re
@@ -14,11 +11,9 @@ from hypothesis import strategies as st
 from stenograph.core.types import Grammar, GrammarKind
 from stenograph.embedded.grammar.base import BadGrammar
 from stenograph.embedded.grammar.cache import MAX_CACHED, MAX_CACHED_CHARS, GrammarCompiler
-from stenograph.embedded.settings import GrammarBackendKind
 
 from .grammar_walks import compiler, start, tokenizer, walk
 
-BACKENDS = pytest.mark.parametrize("backend", list(GrammarBackendKind))
 SEEDS = st.integers(0, 2**32)
 
 LITERALS = st.text("ab1 -é☃", min_size=1, max_size=3)
@@ -78,29 +73,24 @@ def more_schemas(inner: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
     )
 
 
-REFUSED = {
-    GrammarBackendKind.LLGUIDANCE: "integers above 9007199254740992 are not exact",
-    GrammarBackendKind.XGRAMMAR: "does not enforce maxLength, minLength here",
-}
+REFUSED = "integers above 9007199254740992 are not exact"
 """What may be said of the schemas above."""
 
 SCHEMAS = st.recursive(LEAVES, more_schemas, max_leaves=6)
 
 
-@BACKENDS
 @given(source=REGEXES, seed=SEEDS)
-def test_a_walk_through_a_regex_matches_it(backend: GrammarBackendKind, source: str, seed: int) -> None:
-    text = walk(start(GrammarKind.REGEX, source, backend), seed)
+def test_a_walk_through_a_regex_matches_it(source: str, seed: int) -> None:
+    text = walk(start(GrammarKind.REGEX, source), seed)
     assert text is None or re.fullmatch(source, text), f"{text!r} does not match {source!r}"
 
 
-@BACKENDS
 @given(schema=SCHEMAS, seed=SEEDS)
-def test_a_walk_through_a_schema_is_valid(backend: GrammarBackendKind, schema: dict[str, object], seed: int) -> None:
+def test_a_walk_through_a_schema_is_valid(schema: dict[str, object], seed: int) -> None:
     try:
-        state = start(GrammarKind.JSON_SCHEMA, json.dumps(schema), backend)
+        state = start(GrammarKind.JSON_SCHEMA, json.dumps(schema))
     except BadGrammar as error:
-        if not re.search(REFUSED[backend], str(error)):
+        if not re.search(REFUSED, str(error)):
             raise
         return
     text = walk(state, seed, max_tokens=400)
@@ -108,43 +98,38 @@ def test_a_walk_through_a_schema_is_valid(backend: GrammarBackendKind, schema: d
         jsonschema.validate(json.loads(text), schema, jsonschema.Draft202012Validator)
 
 
-@BACKENDS
 @given(choices=st.lists(st.text(min_size=1, max_size=6), min_size=1, max_size=6), seed=SEEDS)
-def test_a_walk_through_choices_is_one_of_them(backend: GrammarBackendKind, choices: list[str], seed: int) -> None:
-    text = walk(start(GrammarKind.CHOICE, json.dumps(choices), backend), seed)
+def test_a_walk_through_choices_is_one_of_them(choices: list[str], seed: int) -> None:
+    text = walk(start(GrammarKind.CHOICE, json.dumps(choices)), seed)
     assert text in choices
 
 
-@BACKENDS
 @given(seed=SEEDS)
-def test_a_walk_through_any_object_is_one(backend: GrammarBackendKind, seed: int) -> None:
-    text = walk(start(GrammarKind.JSON_OBJECT, "", backend), seed, max_tokens=400)
+def test_a_walk_through_any_object_is_one(seed: int) -> None:
+    text = walk(start(GrammarKind.JSON_OBJECT, ""), seed, max_tokens=400)
     assert text is None or isinstance(json.loads(text), dict)
 
 
-@BACKENDS
 @given(seed=SEEDS)
-def test_a_walk_through_ebnf_is_in_its_language(backend: GrammarBackendKind, seed: int) -> None:
+def test_a_walk_through_ebnf_is_in_its_language(seed: int) -> None:
     source = 'root ::= item ("," item)* "."\nitem ::= [a-c]{2} | "(" item ")"\n'
-    text = walk(start(GrammarKind.EBNF, source, backend), seed)
+    text = walk(start(GrammarKind.EBNF, source), seed)
     assert text is None or re.fullmatch(r"(\(*[a-c]{2}\)*,)*\(*[a-c]{2}\)*\.", text)
     assert text is None or text.count("(") == text.count(")")
 
 
-@BACKENDS
-def test_each_of_many_choices_can_be_taken(backend: GrammarBackendKind) -> None:
+def test_each_of_many_choices_can_be_taken() -> None:
     choices = [f"c{number}" for number in range(2500)]
     for last in (0, 1234, 2499):
-        state = start(GrammarKind.CHOICE, json.dumps(choices), backend)
+        state = start(GrammarKind.CHOICE, json.dumps(choices))
         for token_id in tokenizer().encode_plain(choices[last]):
             assert state.allowed()[token_id]
             state.accept(token_id)
         assert state.allowed()[2]
 
 
-@BACKENDS
-def test_a_finished_grammar_is_not_advanced(backend: GrammarBackendKind) -> None:
-    state = start(GrammarKind.REGEX, "ab", backend)
+def test_a_finished_grammar_is_not_advanced() -> None:
+    state = start(GrammarKind.REGEX, "ab")
     a, b = tokenizer().encode_plain("a")[0], tokenizer().encode_plain("b")[0]
     assert not state.is_finished
     state.accept(a)
@@ -156,11 +141,8 @@ def test_a_finished_grammar_is_not_advanced(backend: GrammarBackendKind) -> None
         state.accept(token_id)
 
 
-@BACKENDS
-def test_where_no_token_is_the_end_what_is_finished_says_so_and_no_mask_before_it_admits_any_other_token(
-    backend: GrammarBackendKind,
-) -> None:
-    grammars = endless(backend)
+def test_where_no_token_is_the_end_what_is_finished_says_so_and_no_mask_before_it_admits_any_other_token() -> None:
+    grammars = endless()
     state = grammars.compile(Grammar(kind=GrammarKind.REGEX, source="ab?"), lambda: None).result().start()
     a, b = tokenizer().encode_plain("a")[0], tokenizer().encode_plain("b")[0]
     for token_id in (a, b):
@@ -174,9 +156,8 @@ def test_where_no_token_is_the_end_what_is_finished_says_so_and_no_mask_before_i
     grammars.close()
 
 
-@BACKENDS
-def test_a_token_that_no_mask_admits_fails_its_request_alone(backend: GrammarBackendKind) -> None:
-    state, other = (start(GrammarKind.REGEX, "ab", backend) for _ in range(2))
+def test_a_token_that_no_mask_admits_fails_its_request_alone() -> None:
+    state, other = (start(GrammarKind.REGEX, "ab") for _ in range(2))
     with pytest.raises(BadGrammar) as raised:
         state.accept(tokenizer().encode_plain("b")[0])
     assert "\n" not in str(raised.value)
@@ -184,10 +165,9 @@ def test_a_token_that_no_mask_admits_fails_its_request_alone(backend: GrammarBac
     assert other.allowed()[tokenizer().encode_plain("b")[0]]
 
 
-def endless(backend: GrammarBackendKind) -> GrammarCompiler:
-    """Of a vocabulary in which no token is the end. Skips the test where the backend is not installed."""
-    compiler(backend)
-    return GrammarCompiler(tokenizer, vocab_size=tokenizer().vocab_size, eos_ids=(), backend=backend)
+def endless() -> GrammarCompiler:
+    """Of a vocabulary in which no token is the end."""
+    return GrammarCompiler(tokenizer, vocab_size=tokenizer().vocab_size, eos_ids=())
 
 
 def small(num_threads: int = 1, **options: float) -> GrammarCompiler:

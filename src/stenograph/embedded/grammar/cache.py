@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 
 from stenograph.core.loaded import entry
 from stenograph.core.telemetry import GrammarStep
-from stenograph.core.types import Grammar, GrammarKind
+from stenograph.core.types import Grammar
 from stenograph.embedded.grammar.base import BadGrammar as BadGrammar
 from stenograph.embedded.grammar.base import CompiledGrammar, GrammarBackend, no_other_error
 from stenograph.embedded.grammar.base import GrammarEngineFailed as GrammarEngineFailed
 from stenograph.embedded.grammar.guide import Guide
 from stenograph.embedded.grammar.times import GrammarTimes, TimedState
-from stenograph.embedded.settings import GrammarBackendKind
 
 if TYPE_CHECKING:
     from stenograph.model.tokenizer import Tokenizer
@@ -30,21 +29,14 @@ MAX_CACHED = 256
 MAX_CACHED_CHARS = 8 * 2**20
 """Most characters of all sources together: the memory of a compiled grammar grows with its source."""
 COMPILE_DEADLINE_S = 30.0
-"""llguidance takes under 1 s for any grammar that is meant; xgrammar was seen to take 13 s for 40 properties."""
+"""llguidance takes under 1 s for any grammar that is meant."""
 MAX_OVERDUE = 4
 """Compilations that run on after their deadline, since no thread can be stopped, before no more are begun."""
 _STACK_BYTES = 512 * 2**20
 """Stack of a compiling thread, as address space: grammar engines recurse as deep as references go. In the usual 8 MiB
 a chain of 2,000 of them, 35 KB of schema, ended the process."""
 
-_ALL_KINDS = frozenset(GrammarKind)
-_BACKENDS = {
-    GrammarBackendKind.LLGUIDANCE: ("stenograph.embedded.grammar.llguidance:LlguidanceBackend", _ALL_KINDS),
-    GrammarBackendKind.XGRAMMAR: (
-        "stenograph.embedded.grammar.xgrammar:XgrammarBackend", _ALL_KINDS - {GrammarKind.LARK},
-    ),
-}  # fmt: skip
-"""Of each library its backend, and the kinds of grammars that it compiles."""
+_BACKEND = "stenograph.embedded.grammar.llguidance:LlguidanceBackend"
 
 _stack_size_lock = threading.Lock()
 """The size is a setting of the process."""
@@ -57,8 +49,7 @@ class CompilerBusy(BadGrammar):
 class GrammarCompiler:
     """Compiles grammars off the caller's thread. Close it with `close`.
 
-    `tokenizer` is asked for when the first grammar is compiled; at once by xgrammar, which may not be installed: then
-    construction raises StartupError.
+    `tokenizer` is asked for when the first grammar is compiled.
     """
 
     def __init__(
@@ -68,20 +59,16 @@ class GrammarCompiler:
         vocab_size: int,
         eos_ids: tuple[int, ...],
         num_threads: int = 2,
-        backend: GrammarBackendKind = GrammarBackendKind.LLGUIDANCE,
         deadline_s: float = COMPILE_DEADLINE_S,
     ) -> None:
-        entry_name, self.kinds = _BACKENDS[backend]
         self._made_backend: GrammarBackend | None = None
         self._backend_lock = threading.Lock()
 
         def make_backend() -> GrammarBackend:
-            made: GrammarBackend = entry(entry_name)(tokenizer(), vocab_size=vocab_size, eos_ids=eos_ids)
+            made: GrammarBackend = entry(_BACKEND)(tokenizer(), vocab_size=vocab_size, eos_ids=eos_ids)
             return made
 
         self._make_backend = make_backend
-        if backend is GrammarBackendKind.XGRAMMAR:
-            self._backend()
         self._deadline_s = deadline_s
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="grammar")
         self._masks = ThreadPoolExecutor(NUM_MASK_THREADS, thread_name_prefix="mask")
