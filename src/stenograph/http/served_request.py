@@ -52,12 +52,8 @@ _WITHOUT_BODY = (204, 304)
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-def _status_line(status: int) -> bytes:
-    known = {one.value: one.phrase for one in http.HTTPStatus}
-    return f"HTTP/1.1 {status} {known.get(status, '')}\r\n".encode()
-
-
-STATUS_LINES = {status: _status_line(status) for status in range(100, 600)}
+_PHRASES = {one.value: one.phrase for one in http.HTTPStatus}
+STATUS_LINES = {status: f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode() for status in range(100, 600)}
 
 
 class RequestHead:
