@@ -18,7 +18,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
         "deploy", "http/all_servers", "http/nodes", "http/ownership", "http/shared_parts", "http/workers",
         "store/postgres",
     ),
-    "console": ("console", "http/console_page", "http/console_routes", "http/openapi/console"),
+    "console": ("console", "http/console_page", "http/console_routes"),
     "weights": ("dialects/weight_commands", "http/weight_routes", "session/weights"),
     "otel": ("http/traces",),
     "verify": ("verify",),

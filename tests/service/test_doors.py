@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from starlette.routing import Route
 
 from stenograph.core.clock import SystemClock
 from stenograph.http.app import make_app
@@ -23,7 +22,7 @@ from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.scripted_engine import ScriptedEngine
 
 from .conftest import Answer, Live, user
-from .test_openapi import operations_in
+from .test_openapi import operations_in, routes_of
 from .workers_kit import Workers, two_workers
 
 pytestmark = pytest.mark.timeout(120)
@@ -99,14 +98,13 @@ def bound(renderer: Renderer) -> set[str]:
     """Every method and path of a server, from its routing tables; `HEAD` where there is no `GET` beside it."""
     pool, engine = CpuPool(1), ScriptedEngine(vocab_size=320)
     app, _ = make_app(Settings(), engine=engine, renderer=renderer, pool=pool, model="tiny", clock=SystemClock())
-    pool.close()
     found: set[str] = set()
-    for route in app._control.app.routes:  # type: ignore[attr-defined]
-        assert isinstance(route, Route)
+    for route in routes_of(app):
         methods = set(route.methods or ())
         is_all = route.path.endswith("{path:path}")
         methods -= {"HEAD"} if "GET" in methods and not is_all else set()
         found |= {f"{method} {route.path.replace(':path}', '}')}" for method in methods}
+    pool.close()
     document = json.loads(openapi_of(app))
     return found | set(operations_in(document))
 

@@ -25,6 +25,7 @@ from stenograph.core.weights import ControlAnswer, PauseGeneration, WeightComman
 from stenograph.dialects.settings import DialectKind, UnknownFields
 from stenograph.engine.base import ForwardedAnswer, GenerateRequest
 from stenograph.http.app import make_app
+from stenograph.http.binding import LaterRoutes
 from stenograph.http.openapi.document import openapi_document
 from stenograph.http.openapi.schemas import Described
 from stenograph.http.settings import Settings
@@ -114,14 +115,27 @@ def operations_in(document: Json) -> dict[str, Json]:
     }
 
 
+def routes_of(app: Any) -> list[Route]:
+    """The routes that a server has bound, those included that it binds when the first request comes to one."""
+    found: list[Route] = []
+    for route in app._control.app.routes:
+        if isinstance(route, LaterRoutes):
+            asyncio.run(route.made())
+            found += route.routes
+        else:
+            assert isinstance(route, Route)
+            found.append(route)
+    return found
+
+
 def bound_routes(renderer: Renderer, engine: ScriptedEngine, settings: Settings | None = None) -> tuple[set[str], Json]:
     """The methods and paths of a server's route table, `HEAD` aside, and its document."""
     pool = CpuPool(1)
     app, _ = make_app(
         settings or Settings(), engine=engine, renderer=renderer, pool=pool, model="tiny", clock=SystemClock()
     )
+    routes = routes_of(app)
     pool.close()
-    routes = [route for route in app._control.app.routes if isinstance(route, Route)]  # type: ignore[attr-defined]
     paths = [(re.sub(r"\{(name|file):path\}", r"{\1}", route.path), route.methods or ()) for route in routes]
     bound = {f"{method} {path}" for path, methods in paths for method in methods if method != "HEAD"}
     (served,) = (route.endpoint for route in routes if route.path == "/openapi.json")

@@ -11,27 +11,25 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stenograph.core.errors import StenographError, StorageUnavailable, WorkerUnavailable
+from stenograph.core.loaded import entry
 from stenograph.dialects.base import Refuse
 from stenograph.http.bulk_parts import PASSED_ON
+from stenograph.http.create_route import MAX_SESSION_BODY_BYTES
 from stenograph.http.metrics import Metrics
 from stenograph.http.nodes import Nodes
-from stenograph.http.session_routes import MAX_SESSION_BODY_BYTES
+from stenograph.http.route import All, Needs, Reach, Who
+from stenograph.http.route_table import rows
 from stenograph.http.wire import ClientGone, count_error, header_value, read_body, send_refusal
-from stenograph.http.workers.merging import sums, waste
 from stenograph.http.workers.peer_connection import is_workers_own
 from stenograph.store.postgres.owner_name import OwnerName
 
 MERGED: Mapping[tuple[str, str], Callable[[Sequence[bytes]], bytes]] = {
-    ("POST", "/abort_request"): sums,
-    ("GET", "/waste"): waste,
+    (row.method, row.path): entry(row.who.merge)
+    for row in rows()
+    if isinstance(row.who, All) and row.who.reach is Reach.SERVERS
 }
 
-OWN_PATHS = frozenset(
-    {
-        *("/pause_generation", "/continue_generation", "/update_weights_from_disk", "/update_weight_version"),
-        *("/flush_cache", "/engines"),
-    }
-)
+OWN_PATHS = {row.path for row in rows() if row.who is Who.SERVER and row.needs is Needs.ADMIN}
 """Paths of what each server does with its own engines."""
 
 NOT_ASKED = b"x-stenograph-not-asked"

@@ -18,38 +18,35 @@ from stenograph.core.errors import InvalidRequest, StartupError, StorageLost
 from stenograph.core.history_kinds import Compat
 from stenograph.core.loaded import entry
 from stenograph.core.settings import Switch
-from stenograph.core.types import LogprobsKind
 from stenograph.dialects.base import Spoken
 from stenograph.dialects.common.errors import refusal_of
 from stenograph.dialects.common.template_input import check_template_kwargs
 from stenograph.engine.base import Engine, EngineState
 from stenograph.engine.settings import EngineKind
-from stenograph.export.replay import ReplayShape
 from stenograph.families.load import check_renderer, load_renderer
 from stenograph.http.auth import Doorman
 from stenograph.http.bulk_parts import OwnParts, SessionParts
+from stenograph.http.bulk_routes import BulkRoutes
 from stenograph.http.control_routes import ControlRoutes
 from stenograph.http.count_route import CountRoute
+from stenograph.http.create_route import CreateRoute
 from stenograph.http.dialects import spoken_by
 from stenograph.http.engine_routes import EngineRoutes
 from stenograph.http.engines import make_engine
 from stenograph.http.lifecycle import keep_house, start_engine
-from stenograph.http.line_drifts import LineDrifts
 from stenograph.http.listen import url_of
 from stenograph.http.metrics import Metrics
 from stenograph.http.mounts import App
 from stenograph.http.processes import Board, OtherServers, ProcessPlace, ServingWorker
-from stenograph.http.response_route import HeldResponses
 from stenograph.http.rule_files import check_files, side_rules_of
 from stenograph.http.server import run_uvicorn
-from stenograph.http.session_defaults import session_defaults
 from stenograph.http.session_routes import SessionRoutes
 from stenograph.http.settings import Settings
 from stenograph.http.storage import backup_route, held_folder, model_mark, opened_store
 from stenograph.http.store_metrics import StoreMetrics
 from stenograph.http.tracing import RouteTracing
 from stenograph.http.turn_route import TurnRoute
-from stenograph.http.weight_routes import WeightMetrics, WeightRoutes
+from stenograph.http.weight_routes import ModelInfoRoute, WeightMetrics, WeightRoutes
 from stenograph.model.fetch import resolve_model
 from stenograph.model.files import ModelFiles, load_model_files
 from stenograph.model.progress import Progress
@@ -73,6 +70,7 @@ from stenograph.trajectory.matching import load_matcher
 log = logging.getLogger(__name__)
 
 NOW_BOARD = "stenograph.http.now_board:NowBoard"
+HELD_RESPONSES = "stenograph.http.response_route:HeldResponses"
 OPENAPI = "stenograph.http.openapi.document:document_of"
 OTHER_NODES = "stenograph.http.shared_store:other_nodes"
 SHARED_PARTS = "stenograph.http.shared_parts:SharedParts"
@@ -153,7 +151,7 @@ def make_app(
     doorman = Doorman(api_keys=settings.api_key, manager=manager, admin_keys=settings.admin_key)
     nodes = _other_nodes(settings, manager, metrics, store, worker)
     openings = KeyedOpenings(manager, worker.opened_elsewhere(has_store=store is not None) if worker else None)
-    sessions = _session_routes(settings, services, openings, doorman, metrics=metrics, moe_shape=moe_shape)
+    sessions = SessionRoutes.of(settings, services, manager, metrics, moe_shape)
     parts = OwnParts(sessions=sessions)
     sync = _weight_sync(engine, services, manager, metrics, worker)
     engines = EngineRoutes(engine=engine, sync=sync, max_body_bytes=settings.max_body_bytes)
@@ -161,11 +159,13 @@ def make_app(
     board: Callable[[], Board] = cache(lambda: entry(NOW_BOARD)(sessions, engine, services.weights, model, instance_id))
     control = ControlRoutes(
         sessions=sessions,
+        create=CreateRoute.of(settings, services, openings, doorman),
+        bulk=BulkRoutes(sessions=sessions, parts=_all_parts(parts, nodes, worker)),
         backup=backup_route(settings, manager.shelf, worker.place if worker else None),
-        parts=_all_parts(parts, nodes, worker),
         moments=board if worker is None else partial(worker.moments, board()),
         engines=engines,
-        weights=_weight_routes(settings, sync, model),
+        weights=WeightRoutes(sync=sync, weights_dir=settings.weights_dir, max_body_bytes=settings.max_body_bytes),
+        model_info=ModelInfoRoute(sync=sync, model=model),
         responses=_held_responses(spoken, services, doorman, model),
         doorman=doorman,
         metrics=metrics,
@@ -224,15 +224,12 @@ def _all_parts(own: OwnParts, nodes: OtherServers | None, worker: ServingWorker 
     return own if worker is None else worker.all_parts(own)
 
 
-def _weight_routes(settings: Settings, sync: WeightSync, model: str) -> WeightRoutes:
-    limit = settings.max_body_bytes
-    return WeightRoutes(sync=sync, weights_dir=settings.weights_dir, model=model, max_body_bytes=limit)
-
-
-def _held_responses(spoken: Spoken, services: TurnServices, doorman: Doorman, model: str) -> HeldResponses | None:
+def _held_responses(spoken: Spoken, services: TurnServices, doorman: Doorman, model: str) -> object | None:
+    """The responses that sessions hold, where a dialect asks for them again."""
     if spoken.held is None:
         return None
-    return HeldResponses(doorman=doorman, share=services.share, model=model, dialect=spoken.held)
+    held: object = entry(HELD_RESPONSES)(doorman=doorman, share=services.share, model=model, dialect=spoken.held)
+    return held
 
 
 def _weight_sync(
@@ -351,35 +348,6 @@ def _make_manager(
         engines=engine.statuses,
     )
     return manager
-
-
-def _session_routes(
-    settings: Settings,
-    services: TurnServices,
-    openings: KeyedOpenings,
-    doorman: Doorman,
-    *,
-    metrics: Metrics,
-    moe_shape: tuple[int, int] | None,
-) -> SessionRoutes:
-    """The sessions' own routes. Raises StartupError for a matcher or a file of sampling that cannot be loaded, or a
-    history that is against the contract to keep to."""
-    return SessionRoutes(
-        manager=doorman.manager,
-        engine=services.engine,
-        openings=openings,
-        tokens=doorman.tokens,
-        metrics=metrics,
-        renderer=services.renderer,
-        pool=services.pool,
-        drifts=LineDrifts(services.pool, services.renderer),
-        share=services.share,
-        defaults=session_defaults(settings, services.canonical),
-        rewrite_rules=services.rewrite_rules,
-        replay_shape=None if moe_shape is None else ReplayShape(layers=moe_shape[0], top_k=moe_shape[1]),
-        required_logprobs=None if settings.require_logprobs is None else LogprobsKind(settings.require_logprobs),
-        max_body_bytes=settings.max_body_bytes,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

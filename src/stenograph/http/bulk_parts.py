@@ -20,18 +20,14 @@ from stenograph.export.arrow import bulk_arrow
 from stenograph.export.group_rollouts import RolloutFacts
 from stenograph.export.safetensors import to_safetensors
 from stenograph.export.strand_facts import session_facts
-from stenograph.http.session_routes import SessionRoutes
+from stenograph.http.session_routes import SessionRoutes, delete_as_it_was, revision_of
 from stenograph.http.wire import count_error
 from stenograph.session.rollout_points import RolloutPoint, point_of
 from stenograph.session.selection import SessionFilter, created_at, id_of, selected
-from stenograph.session.session import Session
 
 Pieces = AsyncGenerator[bytes | memoryview, None]
 
 SIZE_BYTES = 8
-
-REVISION_HEADER = "x-stenograph-revision"
-"""Header between processes: the revision of a session that a part shows, or that a deletion is of."""
 
 PASSED_ON = b"x-stenograph-passed-on"
 """Header of a request that a server has passed on to another."""
@@ -127,15 +123,7 @@ class OwnParts:
         return Part(None, _all_of(sized(msgspec.json.encode({"session_id": session_id, "error": facts})), sized(b"")))
 
     async def delete(self, session_id: str, revision: str) -> bool:
-        manager = self.sessions.manager
-        try:
-            session = await manager.look(session_id)
-            if session.is_busy or _revision(session) != revision:
-                return False
-            await manager.delete(session_id)
-        except StenographError:
-            return False
-        return True
+        return await delete_as_it_was(self.sessions.manager, session_id, revision)
 
     async def points(self) -> AsyncGenerator[RolloutPoint | None, None]:
         async for session in selected(self.sessions.manager, SessionFilter()):
@@ -158,7 +146,7 @@ class OwnParts:
         """A head and a payload, each behind its size: whole before the first byte leaves, which an error must not
         follow. Raises StenographError."""
         session = await self.sessions.manager.look(session_id)
-        revision = _revision(session)
+        revision = revision_of(session)
         made, metadata, _ = await self.sessions.made_samples(session, self.sessions.wishes(wire))
         payload = to_safetensors(made.samples, session_metadata=metadata, empty_reason=made.empty_reason)
         pieces = [piece async for piece in self.sessions.share.pieces(payload) if piece]
@@ -176,7 +164,7 @@ class OwnParts:
     async def _rows(self, session_id: str, wire: BulkSamplesRequest) -> Part:
         """A row for each sample; a session without samples has one with its reason alone. Raises StenographError."""
         session = await self.sessions.manager.look(session_id)
-        revision = _revision(session)
+        revision = revision_of(session)
         made, _, num_bytes = await self.sessions.made_samples(session, self.sessions.wishes(wire))
         rows = bulk_arrow().rows(session_id, made)
 
@@ -191,11 +179,6 @@ class OwnParts:
 def sized(content: bytes) -> bytes:
     """Bytes behind their size."""
     return len(content).to_bytes(SIZE_BYTES, "little") + content
-
-
-def _revision(session: Session) -> str:
-    latest = None if session.latest is None else session.latest.id
-    return f"{len(session.nodes)} {latest} {session.strands.discarded}"
 
 
 async def _all_of(*pieces: bytes | memoryview) -> Pieces:

@@ -6,7 +6,7 @@ its error in its place, and spoils no other.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypedDict
@@ -16,22 +16,56 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stenograph.core.errors import InvalidRequest, SessionNotFound, WorkerUnavailable
-from stenograph.core.json_types import Count
-from stenograph.dialects.sessions import BulkSamplesRequest, decode_bulk_samples
+from stenograph.core.json_types import Count, Hex32
+from stenograph.dialects.sessions import SESSION_STATES, BulkSamplesRequest, decode_bulk_samples
 from stenograph.export.arrow import MEDIA_TYPE, ArrowMissing, bulk_arrow
-from stenograph.http.bulk_parts import PASSED_ON, REVISION_HEADER, OwnParts, Pieces, SessionParts, sized
-from stenograph.http.session_routes import SessionRoutes, check_known, filter_of
-from stenograph.http.wire import ClientLink, ClosedStream, count_error, delivery_of, header_value, json_response
+from stenograph.export.records import SessionSummary, session_id_of, session_summary
+from stenograph.http.bulk_parts import PASSED_ON, OwnParts, Pieces, SessionParts, sized
+from stenograph.http.create_route import decoded
+from stenograph.http.route import ID, STORED, TEXT, All, Asking, Reach, Schema, one_answer, parameter, route
+from stenograph.http.session_routes import LIMIT, MAX_PAGE, REVISION_HEADER, SessionRoutes, check_known, filter_of
+from stenograph.http.wire import (
+    ClientLink,
+    ClosedStream,
+    count_error,
+    delivery_of,
+    header_value,
+    json_in_pieces,
+    json_response,
+)
 from stenograph.offload.pool import INLINE_BELOW_BYTES
 from stenograph.session.selection import Listed, SessionFilter, SessionState, id_of, selected
+from stenograph.session.session import Session
 from stenograph.session.shelf import FORGOTTEN_TURNS, ShelvedSession
 
 log = logging.getLogger(__name__)
 
 FRAMES_TYPE = "application/vnd.stenograph.samples"
 """The media type of length-prefixed safetensors payloads."""
+_STATE: Schema = {"type": "string", "enum": list(SESSION_STATES)}
+_FILTER = (
+    parameter(
+        "query",
+        "group",
+        "Only sessions of this group. `metadata.KEY=VALUE`, for each of some keys, is a filter too: only sessions whose"
+        " metadata has these values, of which those that are no text are written as JSON.",
+        TEXT,
+    ),
+    parameter("query", "state", "Only sessions in this state.", _STATE),
+)
+_PAGE = (
+    parameter("query", "limit", "The most sessions that a page has.", LIMIT),
+    parameter("query", "after", "The page begins after this session.", ID),
+)
 _DELETED_AT_ONCE = 100
 """Sessions of one group, which is one sync; each is read before it goes."""
+
+
+class SessionPage(TypedDict):
+    """Sessions, oldest first. `next` is the `after` of the next page, or null at the end."""
+
+    sessions: Sequence[SessionSummary]
+    next: Hex32 | None
 
 
 class Deleted(TypedDict):
@@ -56,6 +90,45 @@ class BulkRoutes:
     sessions: SessionRoutes
     parts: SessionParts
 
+    @route(
+        "GET /sessions",
+        "listSessions",
+        "List sessions, oldest first",
+        SessionPage,
+        parameters=(*_PAGE, *_FILTER),
+        errors=(InvalidRequest, SessionNotFound, *STORED),
+        who=All(ask=Asking.PAGES, reach=Reach.NOBODY),
+    )
+    async def list_sessions(self, request: Request) -> Response:
+        """`GET /sessions?limit=&after=&group=&state=&metadata.KEY=`."""
+        wanted = filter_of(request, "limit", "after")
+        check_known(self.sessions.manager, wanted)
+        limit = request.query_params.get("limit", "100")
+        if not (limit.isascii() and limit.isdecimal() and len(limit) <= 4) or not 1 <= int(limit) <= MAX_PAGE:
+            raise InvalidRequest(f"limit must be a number from 1 to {MAX_PAGE}, got {limit[:20]!r}.", param="/limit")
+        after = request.query_params.get("after")
+        found: list[Session | ShelvedSession] = []
+        if wanted.is_empty:
+            found = await self.sessions.manager.page_kept(limit=int(limit) + 1, after=after)
+        else:
+            async for one in selected(self.sessions.manager, wanted, after=after):
+                found.append(one)
+                if len(found) > int(limit):
+                    break
+        shown = found[: int(limit)]
+        more = session_id_of(shown[-1]) if len(found) > len(shown) else None
+        page: SessionPage = {"sessions": [session_summary(session) for session in shown], "next": more}
+        return json_in_pieces(self.sessions.share, page)
+
+    @route(
+        "DELETE /sessions",
+        "deleteSessions",
+        "Delete the sessions that a filter selects",
+        Deleted,
+        parameters=_FILTER,
+        errors=(InvalidRequest, *STORED),
+        who=All(merge="stenograph.http.merging:sums", reach=Reach.NOBODY),
+    )
     async def delete(self, request: Request) -> Response:
         """`DELETE /sessions?group=&state=&metadata.KEY=`."""
         wanted, manager = filter_of(request), self.sessions.manager
@@ -72,9 +145,19 @@ class BulkRoutes:
         body: Deleted = {"deleted": gone.count(None)}
         return json_response(body)
 
+    @route(
+        "POST /samples",
+        "getManySamples",
+        "Get the training samples of many sessions",
+        body=BulkSamplesRequest,
+        answers=one_answer(
+            "A safetensors payload for each session, behind a head and sizes (docs/samples.md), or one Arrow stream.",
+            {FRAMES_TYPE: {}, MEDIA_TYPE: {}},
+        ),
+    )
     async def samples(self, request: Request) -> Response:
         """`POST /samples`."""
-        wire = await self.sessions.decoded(request, decode_bulk_samples)
+        wire = await decoded(request, decode_bulk_samples, self.sessions.pool, self.sessions.max_body_bytes)
         if wire.format == "arrow":
             try:
                 await self.sessions.pool.run(bulk_arrow, num_bytes=INLINE_BELOW_BYTES)
@@ -88,14 +171,6 @@ class BulkRoutes:
             return ClosedStream(link, part.pieces, media_type=media_type, headers=headers)
         check_known(self.sessions.manager, wanted_by(wire))
         return ClosedStream(link, self._answer(wire, link, self.parts.asked_by(request.scope)), media_type=media_type)
-
-    async def delete_one(self, request: Request) -> Response:
-        """`DELETE /sessions/{id}`; from another process that gives samples out, only if it is as it was."""
-        revision = request.headers.get(REVISION_HEADER)
-        if revision is None:
-            return await self.sessions.delete(request)
-        has_gone = await OwnParts(sessions=self.sessions).delete(request.path_params["id"], revision)
-        return Response(status_code=204) if has_gone else Response(status_code=409)
 
     async def _answer(self, wire: BulkSamplesRequest, link: ClientLink, parts_of: SessionParts) -> Pieces:
         """One session's part after the other, and at the end what became of all."""

@@ -19,12 +19,12 @@ _HEADERS = {
 }
 
 
-async def console_page(request: Request) -> Response:
+def console_page(request: Request) -> Response:
     """`GET /console`: the page, whose other files lie below it."""
     return _sent(request, FILES[INDEX])
 
 
-async def console_file(request: Request) -> Response:
+def console_file(request: Request) -> Response:
     """`GET /console/{file}`: a file of the page; `/console/` leads to the page. Raises RouteNotFound."""
     name: str = request.path_params["file"]
     if not name:

@@ -6,7 +6,7 @@ again (the moment, the look at a live session) is kept for as long as it is true
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,10 +17,20 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stenograph.console.groups import MAX_ROLLOUTS, group_view
-from stenograph.console.steps import MAX_POINTS, steps_view
+from stenograph.console.groups import MAX_ROLLOUTS, GroupView, group_view
+from stenograph.console.now import ConsoleNow
+from stenograph.console.steps import MAX_POINTS, StepsView, steps_view
 from stenograph.console.tokens import MAX_PAGE_TOKENS, LineTurns, TokenLook, token_page
-from stenograph.console.views import MAX_TURNS, VocabularyRef, console_session, drift_counts, turn_page
+from stenograph.console.views import (
+    MAX_TURNS,
+    ConsoleSession,
+    DriftCounts,
+    TurnPage,
+    VocabularyRef,
+    console_session,
+    drift_counts,
+    turn_page,
+)
 from stenograph.console.vocabulary import VocabularyBytes, VocabularyMaker
 from stenograph.core.errors import InvalidRequest, RouteNotFound
 from stenograph.export.group_rollouts import RolloutFacts
@@ -29,6 +39,7 @@ from stenograph.export.strand_facts import SessionFacts, StrandFacts, session_fa
 from stenograph.http.bulk_parts import Pieces, SessionParts
 from stenograph.http.console_page import console_file, console_page
 from stenograph.http.processes import Moments
+from stenograph.http.route import STORED, TEXT, Needs, Schema, in_json, one_answer, parameter, route
 from stenograph.http.session_routes import SessionRoutes, check_query, number_of
 from stenograph.http.wire import ClosedStream, delivery_of, in_pieces, json_in_pieces, json_response
 from stenograph.render.drift import DriftReport
@@ -43,6 +54,14 @@ _KEPT_LINES = 16
 MOST_COMPARED_TOKENS = 65_536
 """Lines of more tokens are not compared for a list unless somebody asks for it: that takes a thread for seconds."""
 _SENT_BYTES = 256 * 1024
+_NUMBER: Schema = {"type": "number"}
+_HASH: Schema = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
+_START: Schema = {"type": "integer", "minimum": 0, "default": 0}
+_LEAF = parameter(
+    "query", "leaf", "The turn with which the line ends; by default that of the session's own line.",
+    {"type": "integer", "minimum": 0},
+)  # fmt: skip
+
 EVENTS_TYPE = "text/event-stream"
 BYTES_TYPE = "application/octet-stream"
 FOR_EVER = "private, max-age=31536000, immutable"
@@ -76,7 +95,7 @@ class _SessionLook:
 
 @dataclass(slots=True, kw_only=True)
 class ConsoleRoutes:
-    """The console's data of one server. Methods are endpoints; control_routes.py binds them to paths."""
+    """The console of one server."""
 
     sessions: SessionRoutes
     parts: SessionParts
@@ -86,6 +105,40 @@ class ConsoleRoutes:
     """One session is compared for a list at a time, however many look at theirs: turns need the threads."""
     _looks: WeakKeyDictionary[Session, _SessionLook] = field(default_factory=WeakKeyDictionary[Session, _SessionLook])
 
+    @route(
+        "GET /console",
+        "getConsole",
+        "Get the console, a page for a browser",
+        answers=one_answer("The page.", {"text/html": {"schema": TEXT}}),
+        needs=Needs.NOTHING,
+    )
+    async def page(self, request: Request) -> Response:
+        """`GET /console`: the page, whose other files lie below it."""
+        return console_page(request)
+
+    @route(
+        "GET /console/{file:path}",
+        "getConsoleFile",
+        "Get a file of the console's page",
+        parameters=({**parameter("path", "file", "The file's path.", TEXT), "required": True},),
+        answers=one_answer("The file.", {"*/*": {}}),
+        errors=(RouteNotFound,),
+        needs=Needs.NOTHING,
+    )
+    async def file(self, request: Request) -> Response:
+        """`GET /console/{file}`: a file of the page; `/console/` leads to the page. Raises RouteNotFound."""
+        return console_file(request)
+
+    @route(
+        "GET /console/api/now",
+        "getNow",
+        "Get what runs now, and figures of the last minute",
+        answers=one_answer(
+            "The moment; where the client accepts `text/event-stream`, one each second.",
+            {**in_json(ConsoleNow), EVENTS_TYPE: {"schema": TEXT}},
+        ),
+        errors=(InvalidRequest,),
+    )
     async def now(self, request: Request) -> Response:
         """`GET /console/api/now`: the moment; with `accept: text/event-stream` one each second, until the drain."""
         check_query(request)
@@ -99,6 +152,13 @@ class ConsoleRoutes:
             async for moment in moments:
                 yield b"event: now\ndata: " + moment + b"\n\n"
 
+    @route(
+        "GET /console/api/sessions/{id}",
+        "getSessionShape",
+        "Get a session's shape: strands, lines and turns in columns",
+        ConsoleSession,
+        errors=(InvalidRequest, *STORED),
+    )
     async def session(self, request: Request) -> Response:
         """`GET /console/api/sessions/{id}`: a session's shape."""
         check_query(request)
@@ -122,6 +182,24 @@ class ConsoleRoutes:
         shape = await self.sessions.pool.run(work, num_bytes=_BYTES_PER_TURN * len(session.nodes))
         return json_in_pieces(self.sessions.share, shape)
 
+    @route(
+        "GET /console/api/sessions/{id}/turns",
+        "getTurns",
+        "Get turns of a line with their texts",
+        TurnPage,
+        parameters=(
+            _LEAF,
+            parameter("query", "start", "The first turn, counted from 0.", _START),
+            parameter(
+                "query",
+                "limit",
+                "The most turns.",
+                {"type": "integer", "minimum": 1, "maximum": MAX_TURNS, "default": 50},
+            ),
+            parameter("query", "whole", "`true` leaves no text out.", {"type": "string", "enum": ["true", "false"]}),
+        ),
+        errors=(InvalidRequest, *STORED),
+    )
     async def turns(self, request: Request) -> Response:
         """`GET /console/api/sessions/{id}/turns?leaf=&start=&limit=&whole=`: turns of a line, with their texts."""
         session = await self._session(request)
@@ -138,6 +216,23 @@ class ConsoleRoutes:
         page = turn_page(session.id, line, look.strand_of, start=start, limit=limit, whole=whole == "true")
         return in_pieces(self.sessions.share, page, media_type="application/json")
 
+    @route(
+        "GET /console/api/sessions/{id}/tokens",
+        "getTokens",
+        "Get tokens of a line, nine bytes each",
+        parameters=(
+            _LEAF,
+            parameter("query", "start", "The first token, counted from 0.", _START),
+            parameter(
+                "query",
+                "limit",
+                "The most tokens.",
+                {"type": "integer", "minimum": 1, "maximum": MAX_PAGE_TOKENS, "default": MAX_PAGE_TOKENS},
+            ),
+        ),
+        answers=one_answer("Ids, then log-probabilities, then flags (docs/console.md).", {BYTES_TYPE: {}}),
+        errors=(InvalidRequest, *STORED),
+    )
     async def tokens(self, request: Request) -> Response:
         """`GET /console/api/sessions/{id}/tokens?leaf=&start=&limit=`: tokens of a line, nine bytes each."""
         session = await self._session(request)
@@ -155,6 +250,21 @@ class ConsoleRoutes:
             content = await self.sessions.pool.run(work, num_bytes=_BYTES_PER_TURN * line.num_turns(start, stop))
         return Response(content, media_type=BYTES_TYPE, headers={"cache-control": "no-store"})
 
+    @route(
+        "GET /console/api/sessions/{id}/drift",
+        "getDriftCounts",
+        "Get a session's drift, counted, if it is known or quickly found",
+        DriftCounts,
+        parameters=(
+            parameter(
+                "query",
+                "most_tokens",
+                "The most tokens of lines that are compared for it.",
+                {"type": "integer", "minimum": 0, "default": MOST_COMPARED_TOKENS},
+            ),
+        ),
+        errors=(InvalidRequest, *STORED),
+    )
     async def drift(self, request: Request) -> Response:
         """`GET /console/api/sessions/{id}/drift?most_tokens=`: its drift, counted; unknown where lines of more tokens
         than that would have to be compared for it."""
@@ -170,6 +280,14 @@ class ConsoleRoutes:
                 reports = [report for _, report in await self.sessions.drift_of(session, look.leaves)]
         return json_response(drift_counts(session.id, len(look.facts.nodes), len(look.leaves), reports))
 
+    @route(
+        "GET /console/api/vocabulary/{hash}",
+        "getVocabulary",
+        "Get the bytes of every token; by its hash it never changes",
+        parameters=({**parameter("path", "hash", "The hash in a session's shape.", _HASH), "required": True},),
+        answers=one_answer("The vocabulary (docs/console.md).", {BYTES_TYPE: {}}),
+        errors=(RouteNotFound,),
+    )
     async def vocabulary(self, request: Request) -> Response:
         """`GET /console/api/vocabulary/{hash}`: the bytes of every token; by its hash it never changes."""
         made = await self._vocabulary_made()
@@ -183,6 +301,14 @@ class ConsoleRoutes:
         response.headers["cache-control"] = FOR_EVER
         return response
 
+    @route(
+        "GET /console/api/group",
+        "getGroup",
+        "Get a group's rollouts, and where their tokens part",
+        GroupView,
+        parameters=({**parameter("query", "name", "The group.", TEXT), "required": True},),
+        errors=(InvalidRequest, *STORED),
+    )
     async def group(self, request: Request) -> Response:
         """`GET /console/api/group?name=`: the rollouts of a group, and where their tokens part."""
         check_query(request, "name")
@@ -199,6 +325,14 @@ class ConsoleRoutes:
         work = partial(group_view, name, rollouts, num_left_out=num_left_out)
         return json_in_pieces(self.sessions.share, await self.sessions.pool.run(work, num_bytes=_SENT_BYTES))
 
+    @route(
+        "GET /console/api/groups",
+        "getGroups",
+        "Get all groups and steps in figures: rewards, lengths, staleness, pass@k",
+        StepsView,
+        parameters=(parameter("query", "passes_at", "The least reward of a rollout that passes; 1.", _NUMBER),),
+        errors=(InvalidRequest, *STORED),
+    )
     async def groups(self, request: Request) -> Response:
         """`GET /console/api/groups?passes_at=`: all groups and steps in figures."""
         check_query(request, "passes_at")
@@ -279,22 +413,3 @@ def _leaf(request: Request, session: Session, facts: SessionFacts) -> Node | Non
     if found is None:
         raise InvalidRequest(f"leaf must be a turn of this session, got {wanted}.", param="/leaf")
     return found
-
-
-def console_endpoints(
-    sessions: SessionRoutes, parts: SessionParts, moments: Moments
-) -> Mapping[str, Callable[[Request], Awaitable[Response]]]:
-    """The endpoints of the console, by their names."""
-    console = ConsoleRoutes(sessions=sessions, parts=parts, moments=moments)
-    return {
-        "page": console_page,
-        "file": console_file,
-        "now": console.now,
-        "group": console.group,
-        "groups": console.groups,
-        "vocabulary": console.vocabulary,
-        "session": console.session,
-        "turns": console.turns,
-        "drift": console.drift,
-        "tokens": console.tokens,
-    }

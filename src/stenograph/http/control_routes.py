@@ -1,6 +1,6 @@
 """Every route except the chats, bound to its path: sessions, models, tokens, health, metrics. Starlette."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict, TypeVar
 
@@ -8,41 +8,55 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route as StarletteRoute
 
 from stenograph.core.errors import (
     MethodNotAllowed,
     RouteNotFound,
+    SessionNotFound,
     StenographError,
+    TokenizationFailed,
     UnexpectedFailure,
 )
 from stenograph.core.json_types import Count, Hex32, TokenIds
 from stenograph.core.loaded import entry
 from stenograph.dialects.base import Refuse
-from stenograph.dialects.sessions import decode_detokenize, decode_tokenize
+from stenograph.dialects.sessions import Detokenize, Tokenize, decode_detokenize, decode_tokenize
 from stenograph.engine.base import Engine, EngineState
 from stenograph.http.auth import Doorman
-from stenograph.http.bulk_parts import SessionParts
+from stenograph.http.binding import LaterRoutes, bound
 from stenograph.http.bulk_routes import BulkRoutes
+from stenograph.http.create_route import CreateRoute
 from stenograph.http.engine_routes import EngineRoutes
-from stenograph.http.front_page import front_page
+from stenograph.http.front_page import FrontPage, front_page
 from stenograph.http.metrics import Metrics
 from stenograph.http.processes import Moments
 from stenograph.http.proxy_route import PROXY_METHODS, ProxyRoute
-from stenograph.http.response_route import HeldResponses
+from stenograph.http.route import (
+    JSON,
+    STORED,
+    TEXT,
+    All,
+    Asking,
+    Needs,
+    Who,
+    in_json,
+    one_answer,
+    route,
+    rows_of,
+    session_paths,
+)
 from stenograph.http.session_routes import SessionRoutes
 from stenograph.http.storage import BackupRoute
 from stenograph.http.waste_route import WasteRoute
-from stenograph.http.weight_routes import WeightRoutes
+from stenograph.http.weight_routes import ModelInfoRoute, WeightRoutes
 from stenograph.http.wire import ClientGone, count_error, json_in_pieces, json_response, read_json
 from stenograph.offload.body_slots import LARGE_BODY_BYTES, BodySlots
 from stenograph.offload.pool import INLINE_BELOW_BYTES
 
 T = TypeVar("T")
 
-Endpoint = Callable[[Request], Awaitable[Response]]
-
-CONSOLE = "stenograph.http.console_routes:console_endpoints"
+CONSOLE = "stenograph.http.console_routes:ConsoleRoutes"
 
 
 class Health(TypedDict):
@@ -110,12 +124,15 @@ class ControlRoutes:
     its document, once."""
 
     sessions: SessionRoutes
-    parts: SessionParts
+    create: CreateRoute
+    bulk: BulkRoutes
     moments: Callable[[], Moments]
     backup: BackupRoute
     weights: WeightRoutes
     engines: EngineRoutes
-    responses: HeldResponses | None
+    model_info: ModelInfoRoute
+    responses: object | None
+    """The responses that sessions hold, where a dialect asks for them again."""
     doorman: Doorman
     metrics: Metrics
     engine: Engine
@@ -131,41 +148,25 @@ class ControlRoutes:
 
     def app(self) -> Starlette:
         """The Starlette application."""
-        keyed, agents, sessions, proxy = self._with_key, self._for_agents, self.sessions, self._proxy()
-        bulk = BulkRoutes(sessions=sessions, parts=self.parts)
+        groups = [
+            self,
+            self.create,
+            self.bulk,
+            WasteRoute(sessions=self.sessions),
+            self.sessions,
+            self.weights,
+            self.engines,
+            self.model_info,
+            self.backup,
+            *(() if self.responses is None else (self.responses,)),
+        ]
+        proxy = self._proxy(session_paths(row for group in groups for row, _ in rows_of(type(group))))
         app = Starlette(
             routes=[
-                Route("/", front_page, methods=["GET"]),
-                Route("/health", self._health, methods=["GET"]),
-                Route("/ready", self._ready, methods=["GET"]),
-                Route("/metrics", self._metrics, methods=["GET"]),
-                Route("/openapi.json", self._openapi, methods=["GET"]),
-                Route("/v1/models", agents(self._models), methods=["GET"]),
-                Route("/tokenize", keyed(self._tokenize), methods=["POST"]),
-                Route("/detokenize", keyed(self._detokenize), methods=["POST"]),
-                *self._admin_routes(),
-                *self._console_routes(),
-                Route("/model_info", keyed(self.weights.model_info), methods=["GET"]),
-                Route("/abort_request", keyed(sessions.abort_all), methods=["POST"]),
-                Route("/sessions", keyed(sessions.create), methods=["POST"]),
-                Route("/sessions", keyed(sessions.list_sessions), methods=["GET"]),
-                Route("/sessions", keyed(bulk.delete), methods=["DELETE"]),
-                Route("/samples", keyed(bulk.samples), methods=["POST"]),
-                Route("/waste", keyed(WasteRoute(sessions=sessions).get), methods=["GET"]),
-                Route("/sessions/{id}", agents(sessions.greet), methods=["HEAD"]),
-                Route("/sessions/{id}/api/hello", agents(sessions.greet), methods=["HEAD"]),
-                Route("/sessions/{id}", keyed(sessions.get), methods=["GET"]),
-                Route("/sessions/{id}", keyed(bulk.delete_one), methods=["DELETE"]),
-                Route("/sessions/{id}/samples", keyed(sessions.samples), methods=["POST"]),
-                Route("/sessions/{id}/drift", keyed(sessions.drift), methods=["GET"]),
-                Route("/sessions/{id}/ledger", keyed(sessions.ledger), methods=["GET"]),
-                Route("/sessions/{id}/why", keyed(sessions.why), methods=["GET"]),
-                Route("/sessions/{id}/outcome", keyed(sessions.put_outcome), methods=["PUT"]),
-                Route("/sessions/{id}/outcome", keyed(sessions.get_outcome), methods=["GET"]),
-                Route("/sessions/{id}/abort", keyed(sessions.abort), methods=["POST"]),
-                *self._held_routes(),
-                Route("/sessions/{id}/{path:path}", proxy.of_session, methods=PROXY_METHODS),
-                Route("/v1/{path:path}", proxy.of_server, methods=PROXY_METHODS),
+                *bound(groups, self.doorman),
+                LaterRoutes("/console", self._console),
+                StarletteRoute("/sessions/{id}/{path:path}", proxy.of_session, methods=PROXY_METHODS),
+                StarletteRoute("/v1/{path:path}", proxy.of_server, methods=PROXY_METHODS),
             ],
             exception_handlers={
                 StenographError: self._answer_error,
@@ -177,70 +178,19 @@ class ControlRoutes:
         app.router.redirect_slashes = False  # a redirect is no answer in our shape
         return app
 
-    def _admin_routes(self) -> list[Route]:
-        """The routes of whoever runs the server: who may chat may not change the policy."""
-        admin, weights, engines = self._for_admins, self.weights, self.engines
-        return [
-            Route("/backup", admin(self.backup.backup), methods=["POST"]),
-            Route("/update_weights_from_disk", admin(weights.update_from_disk), methods=["POST"]),
-            Route("/pause_generation", admin(weights.pause), methods=["POST"]),
-            Route("/continue_generation", admin(weights.resume), methods=["POST"]),
-            Route("/flush_cache", admin(weights.flush), methods=["POST"]),
-            Route("/update_weight_version", admin(weights.name), methods=["POST"]),
-            Route("/engines", admin(engines.list_engines), methods=["GET"]),
-            Route("/engines", admin(engines.add), methods=["POST"]),
-            Route("/engines/{name:path}", admin(engines.remove), methods=["DELETE"]),
-        ]
+    async def _console(self) -> Sequence[StarletteRoute]:
+        """The console's routes. It is imported on a thread."""
+        console = await self.sessions.pool.run(lambda: entry(CONSOLE), num_bytes=INLINE_BELOW_BYTES)
+        return bound([console(sessions=self.sessions, parts=self.bulk.parts, moments=self.moments())], self.doorman)
 
-    def _held_routes(self) -> list[Route]:
-        """The replies that sessions hold, where a dialect asks for them again."""
-        if self.responses is None:
-            return []
-        get = self._for_agents(self.responses.get)
-        return [
-            Route("/sessions/{id}/v1/responses/{response}", get, methods=["GET"]),
-            Route("/v1/responses/{response}", get, methods=["GET"]),
-        ]
-
-    def _console_routes(self) -> list[Route]:
-        """The page, which is for everybody, and its data. The console is imported on a thread when it is first used."""
-        made: list[Mapping[str, Endpoint]] = []
-
-        def load() -> Mapping[str, Endpoint]:
-            found: Mapping[str, Endpoint] = entry(CONSOLE)(self.sessions, self.parts, self.moments())
-            return found
-
-        def page(name: str) -> Endpoint:
-            async def answered(request: Request) -> Response:
-                if not made:
-                    made.append(await self.sessions.pool.run(load, num_bytes=INLINE_BELOW_BYTES))
-                return await made[0][name](request)
-
-            return answered
-
-        def data(name: str) -> Endpoint:
-            return self._with_key(page(name))
-
-        return [
-            Route("/console", page("page"), methods=["GET"]),
-            Route("/console/api/now", data("now"), methods=["GET"]),
-            Route("/console/api/group", data("group"), methods=["GET"]),
-            Route("/console/api/groups", data("groups"), methods=["GET"]),
-            Route("/console/api/vocabulary/{hash}", data("vocabulary"), methods=["GET"]),
-            Route("/console/api/sessions/{id}", data("session"), methods=["GET"]),
-            Route("/console/api/sessions/{id}/turns", data("turns"), methods=["GET"]),
-            Route("/console/api/sessions/{id}/drift", data("drift"), methods=["GET"]),
-            Route("/console/api/sessions/{id}/tokens", data("tokens"), methods=["GET"]),
-            Route("/console/{file:path}", page("file"), methods=["GET"]),
-        ]
-
-    def _proxy(self) -> ProxyRoute:
+    def _proxy(self, own_paths: Mapping[str, Collection[str]]) -> ProxyRoute:
         """The route of what is passed on to the engine, and of what this server answers in its place."""
         return ProxyRoute(
             manager=self.sessions.manager,
             doorman=self.doorman,
             engine=self.engine,
             allowed=self.proxy_allow,
+            own_paths=own_paths,
             local={
                 ("GET", "v1/models"): self._models,
                 ("POST", "tokenize"): self._tokenize,
@@ -251,11 +201,40 @@ class ControlRoutes:
             holds_responses=self.responses is not None,
         )
 
+    @route(
+        "GET /",
+        "getFrontPage",
+        "Get links to the server's pages",
+        answers=one_answer(
+            "A page for a browser, which accepts `text/html`; JSON for other clients.",
+            {**in_json(FrontPage), "text/html": {"schema": TEXT}},
+        ),
+        needs=Needs.NOTHING,
+    )
+    async def _front_page(self, request: Request) -> Response:
+        return front_page(request)
+
+    @route(
+        "GET /health",
+        "getHealth",
+        "Check whether the server is alive",
+        Health,
+        needs=Needs.NOTHING,
+    )
     async def _health(self, request: Request) -> Response:
         instance_id = self.instance_id
         health: Health = {"status": "ok", "instance_id": instance_id, "session_server_instance_id": instance_id}
         return json_response(health)
 
+    @route(
+        "GET /ready",
+        "getReadiness",
+        "Check whether an engine is usable",
+        Readiness,
+        answers={"503": {"description": "No engine is usable.", "content": in_json(Readiness)}},
+        needs=Needs.NOTHING,
+        who=All(merge="stenograph.http.merging:readiness", ask=Asking.READINESS),
+    )
     async def _ready(self, request: Request) -> Response:
         shelf = self.sessions.manager.shelf
         is_writable = shelf is None or shelf.store.failure is None
@@ -274,16 +253,40 @@ class ControlRoutes:
         readiness: Readiness = {"ready": ready, "paused": paused, "engines": engines}
         return json_response(readiness, status=200 if ready else 503)
 
+    @route(
+        "GET /metrics",
+        "getMetrics",
+        "Get the metrics",
+        answers=one_answer("The metrics in Prometheus' text format.", {"text/plain": {"schema": TEXT}}),
+        needs=Needs.NOTHING,
+        who=All(merge="stenograph.http.merging:exposition", ask=Asking.WHOEVER),
+    )
     async def _metrics(self, request: Request) -> Response:
         # Writing it out takes milliseconds, and no session's state.
         body, content_type = await self.sessions.pool.run(self.metrics.exposition, num_bytes=INLINE_BELOW_BYTES)
         return Response(body, headers={"content-type": content_type})
 
+    @route(
+        "GET /openapi.json",
+        "getOpenApi",
+        "Get this document",
+        answers=one_answer("The document, in OpenAPI 3.1.", {JSON: {"schema": {"type": "object"}}}),
+        needs=Needs.NOTHING,
+    )
     async def _openapi(self, request: Request) -> Response:
         # The first time, it is made.
         body = await self.sessions.pool.run(self.openapi, num_bytes=INLINE_BELOW_BYTES)
         return Response(body, media_type="application/json")
 
+    @route(
+        "GET /v1/models",
+        "listModels",
+        "List the one model",
+        ModelList,
+        errors=(SessionNotFound, *STORED),
+        needs=Needs.TOKEN,
+        who=Who.SESSION,
+    )
     async def _models(self, request: Request) -> Response:
         if "id" not in request.path_params:
             await self.doorman.session_of(request.scope, wakes=False)  # 404 for a header that names none
@@ -297,6 +300,14 @@ class ControlRoutes:
         models: ModelList = {"object": "list", "data": [model]}
         return json_response(models)
 
+    @route(
+        "POST /tokenize",
+        "tokenize",
+        "Tokenize a text",
+        Tokens,
+        body=Tokenize,
+        errors=(TokenizationFailed,),
+    )
     async def _tokenize(self, request: Request) -> Response:
         wire = await self._decoded(request, decode_tokenize)
         encode = self.sessions.renderer.tokenizer.encode
@@ -305,6 +316,14 @@ class ControlRoutes:
         tokens: Tokens = {"count": len(ids), "max_model_len": limit, "tokens": ids}
         return json_in_pieces(self.sessions.share, tokens)
 
+    @route(
+        "POST /detokenize",
+        "detokenize",
+        "Detokenize tokens",
+        Text,
+        body=Detokenize,
+        errors=(TokenizationFailed,),
+    )
     async def _detokenize(self, request: Request) -> Response:
         tokenizer = self.sessions.renderer.tokenizer
         ids = await self._decoded(request, lambda body: decode_detokenize(body, vocab_size=tokenizer.vocab_size))
@@ -321,29 +340,6 @@ class ControlRoutes:
             return decode(body)
         async with self.body_slots.decoding():
             return await self.sessions.pool.run(lambda: decode(body), num_bytes=len(body))
-
-    def _for_agents(self, endpoint: Endpoint) -> Endpoint:
-        """An endpoint that a session's token is good for, beside the keys."""
-
-        async def checked(request: Request) -> Response:
-            self.doorman.check_agent(request.scope)
-            return await endpoint(request)
-
-        return checked
-
-    def _with_key(self, endpoint: Endpoint) -> Endpoint:
-        async def checked(request: Request) -> Response:
-            self.doorman.check_key(request.scope)
-            return await endpoint(request)
-
-        return checked
-
-    def _for_admins(self, endpoint: Endpoint) -> Endpoint:
-        async def checked(request: Request) -> Response:
-            self.doorman.check_admin(request.scope)
-            return await endpoint(request)
-
-        return checked
 
     def _error_response(self, error: StenographError) -> Response:
         count_error(self.metrics, error)
@@ -368,8 +364,10 @@ class ControlRoutes:
 def _methods_of(request: Request) -> set[str]:
     """The methods of a path: Starlette's own `allow` has those of one route only. Proxied routes count only if nothing
     else is there."""
-    app: Starlette = request.app
-    found = [r for r in app.routes if isinstance(r, Route) and r.path_regex.match(request.scope["path"])]
+    routes = [
+        one for route in request.app.routes for one in (route.routes if isinstance(route, LaterRoutes) else [route])
+    ]
+    found = [one for one in routes if isinstance(one, StarletteRoute) and one.path_regex.match(request.scope["path"])]
     own = [route for route in found if not route.path.endswith("/{path:path}")]
     return {method for route in own or found for method in route.methods or ()}
 

@@ -8,12 +8,13 @@ from typing import Literal, TypedDict, cast
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stenograph.core.errors import InvalidRequest, LastEngine, RouteNotFound, StartupError, StenographError
+from stenograph.core.errors import Forbidden, InvalidRequest, LastEngine, RouteNotFound, StartupError, StenographError
 from stenograph.core.json_types import Count
-from stenograph.dialects.sessions import decode_engine
+from stenograph.dialects.sessions import AddEngine, decode_engine
 from stenograph.engine.base import Engine, EngineState, EngineStatus
 from stenograph.engine.fleet.fleet import Fleet, FleetMember
 from stenograph.engine.settings import URLS
+from stenograph.http.route import All, Asking, Needs, Who, parameter, route
 from stenograph.http.session_routes import check_query
 from stenograph.http.wire import json_response, read_json
 from stenograph.session.weights import WeightSync
@@ -50,11 +51,30 @@ class EngineRoutes:
     sync: WeightSync
     max_body_bytes: int
 
+    @route(
+        "GET /engines",
+        "listEngines",
+        "List the engines",
+        EngineList,
+        errors=(Forbidden,),
+        needs=Needs.ADMIN,
+        who=All(merge="stenograph.http.merging:engines", ask=Asking.BRIEFLY),
+    )
     async def list_engines(self, request: Request) -> Response:
         """`GET /engines`."""
         engines: EngineList = {"engines": [_row(status) for status in self.engine.statuses()]}
         return json_response(engines)
 
+    @route(
+        "POST /engines",
+        "addEngine",
+        "Add an engine to the fleet",
+        EngineRow,
+        body=AddEngine,
+        errors=(Forbidden, RouteNotFound),
+        needs=Needs.ADMIN,
+        who=Who.SERVER,
+    )
     async def add(self, request: Request) -> Response:
         """`POST /engines`. The engine joins before this is answered, but gets no turns before it has the weights."""
         wire = decode_engine(await read_json(request.scope, request.receive, max_bytes=self.max_body_bytes))
@@ -81,6 +101,25 @@ class EngineRoutes:
         status = next(status for status in fleet.statuses() if status.name == member.name)
         return json_response(_row(status))
 
+    @route(
+        "DELETE /engines/{name:path}",
+        "removeEngine",
+        "Take an engine from the fleet, when its turns have ended",
+        EngineLeft,
+        parameters=(
+            {
+                "name": "name",
+                "in": "path",
+                "required": True,
+                "description": "The engine's name, its address as a rule.",
+                "schema": {"type": "string"},
+            },
+            parameter("query", "force", "`true` takes the only usable engine too.", {"enum": ["true", "false"]}),
+        ),
+        errors=(Forbidden, InvalidRequest, LastEngine, RouteNotFound),
+        needs=Needs.ADMIN,
+        who=Who.SERVER,
+    )
     async def remove(self, request: Request) -> Response:
         """`DELETE /engines/{name}?force=true|false`, answered when the turns that it runs have ended.
 

@@ -62,7 +62,7 @@ _PAGE: FrontPage = {
 _JSON = msgspec.json.encode(_PAGE)
 
 
-async def front_page(request: Request) -> Response:
+def front_page(request: Request) -> Response:
     """The page of links, as the client reads it. It says nothing of the model or of sessions, so it asks for no key."""
     is_browser = "text/html" in request.headers.get("accept", "")
     return Response(

@@ -5,7 +5,7 @@ If the engine is not a server, this server answers the paths that it can, and re
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -19,16 +19,6 @@ from stenograph.session.manager import SessionManager
 
 MODELS = "v1/models"
 PROXY_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
-
-OWN_PATHS = {
-    "samples": ("POST",),
-    "drift": ("GET", "HEAD"),
-    "outcome": ("GET", "HEAD", "PUT"),
-    "ledger": ("GET", "HEAD"),
-    "why": ("GET", "HEAD"),
-    "abort": ("POST",),
-}
-"""Routes of a session that this server owns: another method on them is 405, whatever the allow-list says."""
 
 _NOT_FORWARDED = frozenset(
     {
@@ -46,12 +36,14 @@ def _may_be_forwarded(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyRoute:
-    """The raw proxy of one server. `local` answers for engines that cannot be forwarded to."""
+    """The raw proxy of one server. `local` answers for engines that cannot be forwarded to. `own_paths` are those of a
+    session that this server owns, with their methods: another one is 405, whatever the allow-list says."""
 
     manager: SessionManager
     doorman: Doorman
     engine: Engine
     allowed: tuple[str, ...]
+    own_paths: Mapping[str, Collection[str]]
     local: Mapping[tuple[str, str], Callable[[Request], Awaitable[Response]]]
     max_body_bytes: int
     timeout_s: float
@@ -62,8 +54,8 @@ class ProxyRoute:
         path = request.path_params["path"].rstrip("/")
         self._check(request, path)
         session = await self.manager.look(request.path_params["id"])
-        if path in OWN_PATHS:
-            raise MethodNotAllowed(request.method, request.url.path, allowed=OWN_PATHS[path])
+        if path in self.own_paths:
+            raise MethodNotAllowed(request.method, request.url.path, allowed=self.own_paths[path])
         self._check_not_held(request, path)
         return await self._pass_on(request, path, affinity_key=session.id)
 

@@ -6,13 +6,17 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stenograph.core.errors import RouteNotFound
+from stenograph.core.errors import InvalidRequest, RouteNotFound, SessionNotFound
 from stenograph.dialects.base import HeldDialect
+from stenograph.dialects.responses.reply import ResponseBody
 from stenograph.http.auth import Doorman
+from stenograph.http.route import SESSION_HEADER, STORED, TEXT, Needs, Who, parameter, route
 from stenograph.http.session_routes import check_query
 from stenograph.http.wire import in_pieces
 from stenograph.offload.loop_share import LoopShare
 from stenograph.session.kept import held_reply
+
+_RESPONSE_ID = {**parameter("path", "response", "The id of a response.", TEXT), "required": True}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +28,25 @@ class HeldResponses:
     model: str
     dialect: HeldDialect
 
+    @route(
+        "GET /sessions/{id}/v1/responses/{response}",
+        "getResponse",
+        "Get a response that the session holds",
+        ResponseBody,
+        parameters=(_RESPONSE_ID,),
+        errors=(InvalidRequest, RouteNotFound, *STORED),
+        needs=Needs.TOKEN,
+    )
+    @route(
+        "GET /v1/responses/{response}",
+        "getResponseOfHeader",
+        "Get a response of the session that a header names",
+        ResponseBody,
+        parameters=(_RESPONSE_ID, SESSION_HEADER),
+        errors=(InvalidRequest, RouteNotFound, SessionNotFound, *STORED),
+        who=Who.SESSION,
+        needs=Needs.TOKEN,
+    )
     async def get(self, request: Request) -> Response:
         """`GET /sessions/{id}/v1/responses/{response}`, and the same on the session that a header names."""
         check_query(request)

@@ -5,81 +5,92 @@ node does not change. The loop writes them out in pieces, and serves others betw
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NotRequired, TypedDict, TypeVar
+from typing import TypedDict, TypeVar
 
-from msgspec import convert
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from stenograph.core.budgets import Budgets
-from stenograph.core.errors import InvalidRequest
-from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
+from stenograph.core.errors import (
+    InvalidRequest,
+    LimitExceeded,
+    SamplesInconsistent,
+    StenographError,
+    StorageUnavailable,
+    TokenizationFailed,
+)
 from stenograph.core.json_pieces import as_list
 from stenograph.core.json_types import Count, Hex32
 from stenograph.core.strand_kinds import TRAINED_KINDS, StrandKind
 from stenograph.core.types import LogprobsKind
 from stenograph.dialects.sessions import (
+    AbortRequest,
     BulkSamplesRequest,
+    Nothing,
+    PutOutcome,
     SamplesRequest,
     check_state,
     decode_abort,
-    decode_create,
     decode_nothing,
     decode_outcome,
     decode_samples,
 )
-from stenograph.engine.base import Engine
 from stenograph.export.arrow import MEDIA_TYPE, ArrowMissing, load_pyarrow, to_arrow
 from stenograph.export.ledger_rows import LedgerPage, ledger_rows
 from stenograph.export.lines import leaves
 from stenograph.export.records import (
     SessionMetadata,
-    SessionSummary,
     SessionView,
     WireOutcome,
     outcome_json,
     records,
-    session_id_of,
-    session_summary,
 )
 from stenograph.export.replay import ReplayShape
 from stenograph.export.safetensors import to_safetensors
 from stenograph.export.samples import SampleSet
-from stenograph.export.session_samples import SampleWishes, json_samples, session_metadata, session_samples
+from stenograph.export.session_samples import JsonSamples, SampleWishes, json_samples, session_metadata, session_samples
 from stenograph.export.strand_facts import SessionFacts, session_facts
-from stenograph.export.why import session_findings
-from stenograph.http.auth import KEY_QUERY, SessionTokens
-from stenograph.http.line_drifts import LineDrifts, drift_reports
+from stenograph.export.why import SessionFindings, session_findings
+from stenograph.http.auth import KEY_QUERY
+from stenograph.http.create_route import decoded
+from stenograph.http.line_drifts import DriftReports, LineDrifts, drift_reports
 from stenograph.http.metrics import Metrics
-from stenograph.http.session_defaults import SessionDefaults
-from stenograph.http.wire import header_value, in_pieces, json_in_pieces, json_response, read_json
-from stenograph.offload.body_slots import LARGE_BODY_BYTES
+from stenograph.http.route import STORED, All, Needs, Reach, Schema, in_json, one_answer, parameter, route
+from stenograph.http.settings import Settings
+from stenograph.http.wire import in_pieces, json_in_pieces, json_response
 from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
 from stenograph.render.drift import DriftReport, num_by_class
 from stenograph.render.renderer import Renderer
-from stenograph.session.keyed_openings import KeyedOpenings
 from stenograph.session.manager import SessionManager
-from stenograph.session.rewrite_rules import RewriteRules
 from stenograph.session.selection import SessionFilter, SessionState, selected
-from stenograph.session.session import Session, SessionOptions
-from stenograph.session.shelf import ShelvedSession
-from stenograph.trajectory.matching import MATCHERS, Matcher
+from stenograph.session.services import TurnServices
+from stenograph.session.session import Session
 from stenograph.trajectory.turn import Node
 
 T = TypeVar("T")
 
 MAX_PAGE = 1000
 """Most sessions that one `GET /sessions` lists."""
+LIMIT: Schema = {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": 100}
+
+_FULL_OR_DELTA: Schema = {"type": "string", "enum": ["full", "delta"], "default": "full"}
+_RECORDS = parameter("query", "records", "`delta` leaves out what earlier records contain.", _FULL_OR_DELTA)
+_STRAND = parameter(
+    "query", "strand", "The strand whose line is shown, the main one's by default.", {"type": "integer", "minimum": 0}
+)
+_LEDGER_PAGE = (
+    parameter("query", "limit", "The most requests that a page has.", {**LIMIT, "default": MAX_PAGE}),
+    parameter("query", "after", "The page begins after this number.", {"type": "integer", "minimum": 0}),
+)
+
+REVISION_HEADER = "x-stenograph-revision"
+"""Header between processes: the revision of a session that a part shows, or that a deletion is of."""
 
 MAX_NUMBER = 10**9
 """Stands for every number of a query that is larger: no session has as many of anything."""
-
-MAX_SESSION_BODY_BYTES = 2**20
-"""Most bytes of a body that has no messages, whatever `--max-body-bytes` allows."""
 
 _BYTES_PER_TOKEN = 8
 """About what a token's id and logprob cost to write out; only decides what is small enough for the loop."""
@@ -89,24 +100,6 @@ _BYTES_PER_ROW = 64
 
 _SENT_BYTES = 256 * 1024
 """Bytes that are sent at once, of an answer that is complete."""
-
-
-class OpenedSession(TypedDict):
-    """A new session. `base_url` is for a client of OpenAI's, `root_url` for one that adds `/v1` or `/v1beta` itself.
-    `token` is what its agent gets in place of a key, where the server has keys: it is good for this session's turns,
-    token counts and list of models alone."""
-
-    session_id: Hex32
-    base_url: str
-    root_url: str
-    token: NotRequired[str]
-
-
-class SessionPage(TypedDict):
-    """Sessions, oldest first. `next` is the `after` of the next page, or null at the end."""
-
-    sessions: Sequence[SessionSummary]
-    next: Hex32 | None
 
 
 class OutcomeView(TypedDict):
@@ -124,75 +117,47 @@ class Aborted(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRoutes:
-    """The session routes of one server. Methods are endpoints; control_routes.py binds them to paths."""
+    """The session routes of one server."""
 
     manager: SessionManager
-    engine: Engine
-    openings: KeyedOpenings
-    tokens: SessionTokens
     metrics: Metrics
     renderer: Renderer
     pool: CpuPool
     drifts: LineDrifts
     share: LoopShare
-    defaults: SessionDefaults
-    rewrite_rules: RewriteRules
     replay_shape: ReplayShape | None
     required_logprobs: LogprobsKind | None
     max_body_bytes: int
 
-    async def create(self, request: Request) -> Response:
-        """`POST /sessions`."""
-        body, (wire, sampling) = await self.decoded(request, lambda body: (body, decode_create(body)))
-        history, after_length, compat = self.defaults.history, self.defaults.after_length, self.defaults.compat
-        if wire.compat is not None:
-            history, after_length, compat = HistoryKind.LINEAR, AfterLength.REFUSE, Compat(wire.compat)
-        options = SessionOptions(
-            history=history if wire.history is None else HistoryKind(wire.history),
-            matcher=self._matcher(wire.matcher),
-            matcher_name=self.defaults.matcher_name if wire.matcher is None else wire.matcher,
-            after_length=after_length if wire.after_length is None else AfterLength(wire.after_length),
-            metadata=wire.metadata or {},
-            ttl_s=self.defaults.ttl_s if wire.ttl_s is None else wire.ttl_s,
-            budgets=convert(wire, Budgets, from_attributes=True),
-            max_nodes=self.defaults.max_nodes,
-            template_kwargs=wire.chat_template_kwargs or {},
-            sampling=self.defaults.sampling if sampling is None else sampling.over(self.defaults.sampling),
-            group=wire.group,
-            canonical=self.defaults.canonical_of(wire.canonical, self.rewrite_rules),
-            support=self.defaults.support_of(wire.support, self.engine.capabilities),
-            compat=compat,
-            cache_salt=self.defaults.salt_of(wire.cache_salt, self.engine.capabilities, self.manager.weights.version),
+    @staticmethod
+    def of(
+        settings: Settings,
+        services: TurnServices,
+        manager: SessionManager,
+        metrics: Metrics,
+        moe_shape: tuple[int, int] | None,
+    ) -> "SessionRoutes":
+        """The routes of a server."""
+        return SessionRoutes(
+            manager=manager,
+            metrics=metrics,
+            renderer=services.renderer,
+            pool=services.pool,
+            drifts=LineDrifts(services.pool, services.renderer),
+            share=services.share,
+            replay_shape=None if moe_shape is None else ReplayShape(layers=moe_shape[0], top_k=moe_shape[1]),
+            required_logprobs=None if settings.require_logprobs is None else LogprobsKind(settings.require_logprobs),
+            max_body_bytes=settings.max_body_bytes,
         )
-        key = header_value(request.scope, b"idempotency-key") or None
-        session_id = await self.openings.open(options, key=key, body=body)
-        root = f"{str(request.base_url).rstrip('/')}/sessions/{session_id}"
-        opened: OpenedSession = {"session_id": session_id, "base_url": f"{root}/v1", "root_url": root}
-        if (token := self.tokens.made_for(session_id)) is not None:
-            opened["token"] = token
-        return json_response(opened)
 
-    async def list_sessions(self, request: Request) -> Response:
-        """`GET /sessions?limit=&after=&group=&state=&metadata.KEY=`."""
-        wanted = filter_of(request, "limit", "after")
-        check_known(self.manager, wanted)
-        limit = request.query_params.get("limit", "100")
-        if not (limit.isascii() and limit.isdecimal() and len(limit) <= 4) or not 1 <= int(limit) <= MAX_PAGE:
-            raise InvalidRequest(f"limit must be a number from 1 to {MAX_PAGE}, got {limit[:20]!r}.", param="/limit")
-        after = request.query_params.get("after")
-        found: list[Session | ShelvedSession] = []
-        if wanted.is_empty:
-            found = await self.manager.page_kept(limit=int(limit) + 1, after=after)
-        else:
-            async for one in selected(self.manager, wanted, after=after):
-                found.append(one)
-                if len(found) > int(limit):
-                    break
-        shown = found[: int(limit)]
-        more = session_id_of(shown[-1]) if len(found) > len(shown) else None
-        page: SessionPage = {"sessions": [session_summary(session) for session in shown], "next": more}
-        return json_in_pieces(self.share, page)
-
+    @route(
+        "GET /sessions/{id}",
+        "getSession",
+        "Get a session's records and metadata",
+        SessionView,
+        parameters=(_RECORDS, _STRAND),
+        errors=(InvalidRequest, TokenizationFailed, *STORED),
+    )
     async def get(self, request: Request) -> Response:
         """`GET /sessions/{id}?records=full|delta&strand=N`: a line's records, and metadata for a trainer.
 
@@ -216,85 +181,43 @@ class SessionRoutes:
         view: SessionView = {"session_id": session.id, "records": as_list(shown), "metadata": metadata}
         return json_in_pieces(self.share, view)
 
+    @route("HEAD /sessions/{id}", "greetSession", "Check that a session is there", needs=Needs.TOKEN)
+    @route("HEAD /sessions/{id}/api/hello", "greetOnSession", "Check that a session is there", needs=Needs.TOKEN)
     async def greet(self, request: Request) -> Response:
         """`HEAD` of a session's address and of `api/hello` below it, which clients try first: 200 without a body."""
         await self._look(request)
         return Response()
 
+    @route(
+        "DELETE /sessions/{id}",
+        "deleteSession",
+        "Delete a session",
+        answers={"204": {"description": "The session is deleted."}},
+        errors=(StorageUnavailable,),
+    )
     async def delete(self, request: Request) -> Response:
-        """`DELETE /sessions/{id}`."""
-        await self.manager.delete(request.path_params["id"])
+        """`DELETE /sessions/{id}`; from another process that gives samples out, only if it is as it was."""
+        session_id, revision = request.path_params["id"], request.headers.get(REVISION_HEADER)
+        if revision is not None:
+            return Response(status_code=204 if await delete_as_it_was(self.manager, session_id, revision) else 409)
+        await self.manager.delete(session_id)
         return Response(status_code=204)
 
-    async def put_outcome(self, request: Request) -> Response:
-        """`PUT /sessions/{id}/outcome`."""
-        await self._look(request)  # 404 comes before a body that is wrong
-        await self.manager.put_outcome(request.path_params["id"], await self.decoded(request, decode_outcome))
-        return await self.get_outcome(request)
-
-    async def get_outcome(self, request: Request) -> Response:
-        """`GET /sessions/{id}/outcome`."""
-        session = await self._look(request)
-        body: OutcomeView = {"session_id": session.id, "outcome": outcome_json(session.outcome)}
-        return json_response(body)
-
-    async def abort(self, request: Request) -> Response:
-        """`POST /sessions/{id}/abort`."""
-        session = await self._look(request)
-        await self.decoded(request, decode_nothing)
-        is_live = self.manager.has(session.id)
-        aborted: Aborted = {"aborted": await self.manager.abort(session.id) if is_live else 0}
-        return json_response(aborted)
-
-    async def abort_all(self, request: Request) -> Response:
-        """`POST /abort_request {"abort_all": true}` or `{"group"}`."""
-        wire = await self.decoded(request, decode_abort)
-        aborted: Aborted = {"aborted": await self.manager.abort(None) if wire.group is None else 0}
-        if wire.group is not None:
-            wanted = SessionFilter(group=wire.group)
-            found = [one async for one in selected(self.manager, wanted) if isinstance(one, Session)]
-            turns = [turn for session in found for turn in session.running]
-            aborted["aborted"] = sum(await asyncio.gather(*(turn.run.abort() for turn in turns)))
-        return json_response(aborted)
-
-    async def drift(self, request: Request) -> Response:
-        """`GET /sessions/{id}/drift`: the report of each line."""
-        session = await self._look(request)
-        reports = await self.drift_of(session, leaves(session.nodes))
-        return json_in_pieces(self.share, drift_reports(session.id, reports))
-
-    async def ledger(self, request: Request) -> Response:
-        """`GET /sessions/{id}/ledger?limit=&after=`: every request that named the session, in order."""
-        session = await self._look(request)
-        check_query(request, "limit", "after")
-        limit, after = number_of(request, "limit", 1000, least=1), number_of(request, "after", 0, least=0)
-        if limit > MAX_PAGE:
-            raise InvalidRequest(f"limit must be at most {MAX_PAGE}, got {limit}.", param="/limit")
-        rows = session.ledger.rows(limit, after)
-        last = rows[-1].number if rows else session.ledger.num_rows
-        page: LedgerPage = {
-            "session_id": session.id,
-            "requests": ledger_rows(rows, session_facts(session)),
-            "num_requests": session.ledger.num_requests,
-            "next": last if last < session.ledger.num_rows else None,
-        }
-        return json_in_pieces(self.share, page)
-
-    async def why(self, request: Request) -> Response:
-        """`GET /sessions/{id}/why`: what a person would look at first, in plain sentences."""
-        session = await self._look(request)
-        ledger = session.ledger
-        rows = [row async for chunk in self.share.pieces(ledger.chunks()) for row in chunk]
-        facts, discarded = session_facts(session), session.strands.discarded  # after the rows, whose strands it has
-        by_leaf = {leaf.id: report for leaf, report in await self.drift_of(session, leaves(facts.nodes))}
-        work = partial(session_findings, session.id, facts, discarded, by_leaf, rows, ledger.num_requests)
-        num_bytes = _bytes_of(facts) + _BYTES_PER_ROW * len(rows)
-        return json_in_pieces(self.share, await self.pool.run(work, num_bytes=num_bytes))
-
+    @route(
+        "POST /sessions/{id}/samples",
+        "getSamples",
+        "Get a session's training samples",
+        body=SamplesRequest,
+        answers=one_answer(
+            "The samples in the requested `format`: safetensors, Arrow, or JSON.",
+            {"application/octet-stream": {}, MEDIA_TYPE: {}, **in_json(JsonSamples)},
+        ),
+        errors=(SamplesInconsistent, TokenizationFailed, *STORED),
+    )
     async def samples(self, request: Request) -> Response:
         """`POST /sessions/{id}/samples`."""
         await self._look(request)  # 404 comes before a body that is wrong
-        wire = await self.decoded(request, decode_samples)
+        wire = await decoded(request, decode_samples, self.pool, self.max_body_bytes)
         session = await self._look(request)
         made, metadata, num_bytes = await self.made_samples(session, self.wishes(wire))
         self.manager.note_trained(session, made.num_trained)
@@ -312,6 +235,126 @@ class SessionRoutes:
             return StreamingResponse(self._arrow_pieces(messages, num_bytes=num_bytes), media_type=MEDIA_TYPE)
         payload = to_safetensors(made.samples, session_metadata=metadata, empty_reason=made.empty_reason)
         return in_pieces(self.share, payload, media_type="application/octet-stream")
+
+    @route(
+        "GET /sessions/{id}/drift",
+        "getDrift",
+        "Get the drift of each line",
+        DriftReports,
+        errors=(TokenizationFailed, *STORED),
+    )
+    async def drift(self, request: Request) -> Response:
+        """`GET /sessions/{id}/drift`: the report of each line."""
+        session = await self._look(request)
+        reports = await self.drift_of(session, leaves(session.nodes))
+        return json_in_pieces(self.share, drift_reports(session.id, reports))
+
+    @route(
+        "GET /sessions/{id}/ledger",
+        "getLedger",
+        "Get the ledger: the requests for turns that named the session",
+        LedgerPage,
+        parameters=_LEDGER_PAGE,
+        errors=(InvalidRequest, *STORED),
+    )
+    async def ledger(self, request: Request) -> Response:
+        """`GET /sessions/{id}/ledger?limit=&after=`: every request that named the session, in order."""
+        session = await self._look(request)
+        check_query(request, "limit", "after")
+        limit, after = number_of(request, "limit", 1000, least=1), number_of(request, "after", 0, least=0)
+        if limit > MAX_PAGE:
+            raise InvalidRequest(f"limit must be at most {MAX_PAGE}, got {limit}.", param="/limit")
+        rows = session.ledger.rows(limit, after)
+        last = rows[-1].number if rows else session.ledger.num_rows
+        page: LedgerPage = {
+            "session_id": session.id,
+            "requests": ledger_rows(rows, session_facts(session)),
+            "num_requests": session.ledger.num_requests,
+            "next": last if last < session.ledger.num_rows else None,
+        }
+        return json_in_pieces(self.share, page)
+
+    @route(
+        "GET /sessions/{id}/why",
+        "getFindings",
+        "Get what there is to say about a session's samples, the worst first",
+        SessionFindings,
+        errors=(TokenizationFailed, *STORED),
+    )
+    async def why(self, request: Request) -> Response:
+        """`GET /sessions/{id}/why`: what a person would look at first, in plain sentences."""
+        session = await self._look(request)
+        ledger = session.ledger
+        rows = [row async for chunk in self.share.pieces(ledger.chunks()) for row in chunk]
+        facts, discarded = session_facts(session), session.strands.discarded  # after the rows, whose strands it has
+        by_leaf = {leaf.id: report for leaf, report in await self.drift_of(session, leaves(facts.nodes))}
+        work = partial(session_findings, session.id, facts, discarded, by_leaf, rows, ledger.num_requests)
+        num_bytes = _bytes_of(facts) + _BYTES_PER_ROW * len(rows)
+        return json_in_pieces(self.share, await self.pool.run(work, num_bytes=num_bytes))
+
+    @route(
+        "PUT /sessions/{id}/outcome",
+        "putOutcome",
+        "Set the rollout's outcome, or replace it",
+        OutcomeView,
+        body=PutOutcome,
+        errors=(LimitExceeded, *STORED),
+    )
+    async def put_outcome(self, request: Request) -> Response:
+        """`PUT /sessions/{id}/outcome`."""
+        await self._look(request)  # 404 comes before a body that is wrong
+        await self.manager.put_outcome(
+            request.path_params["id"], await decoded(request, decode_outcome, self.pool, self.max_body_bytes)
+        )
+        return await self.get_outcome(request)
+
+    @route(
+        "GET /sessions/{id}/outcome",
+        "getOutcome",
+        "Get the rollout's outcome",
+        OutcomeView,
+        errors=STORED,
+    )
+    async def get_outcome(self, request: Request) -> Response:
+        """`GET /sessions/{id}/outcome`."""
+        session = await self._look(request)
+        body: OutcomeView = {"session_id": session.id, "outcome": outcome_json(session.outcome)}
+        return json_response(body)
+
+    @route(
+        "POST /sessions/{id}/abort",
+        "abortSession",
+        "End the session's running turns",
+        Aborted,
+        body=Nothing,
+        errors=STORED,
+    )
+    async def abort(self, request: Request) -> Response:
+        """`POST /sessions/{id}/abort`."""
+        session = await self._look(request)
+        await decoded(request, decode_nothing, self.pool, self.max_body_bytes)
+        is_live = self.manager.has(session.id)
+        aborted: Aborted = {"aborted": await self.manager.abort(session.id) if is_live else 0}
+        return json_response(aborted)
+
+    @route(
+        "POST /abort_request",
+        "abortAll",
+        "End every running turn, or those of a group",
+        Aborted,
+        body=AbortRequest,
+        who=All(merge="stenograph.http.merging:sums", reach=Reach.SERVERS),
+    )
+    async def abort_all(self, request: Request) -> Response:
+        """`POST /abort_request {"abort_all": true}` or `{"group"}`."""
+        wire = await decoded(request, decode_abort, self.pool, self.max_body_bytes)
+        aborted: Aborted = {"aborted": await self.manager.abort(None) if wire.group is None else 0}
+        if wire.group is not None:
+            wanted = SessionFilter(group=wire.group)
+            found = [one async for one in selected(self.manager, wanted) if isinstance(one, Session)]
+            turns = [turn for session in found for turn in session.running]
+            aborted["aborted"] = sum(await asyncio.gather(*(turn.run.abort() for turn in turns)))
+        return json_response(aborted)
 
     async def made_samples(self, session: Session, wishes: SampleWishes) -> tuple[SampleSet, SessionMetadata, int]:
         """A session's samples, its metadata, and about how many bytes they are, made on the pool from a snapshot.
@@ -376,26 +419,23 @@ class SessionRoutes:
         """The session of the path, to be read: one that is in the store alone is not woken."""
         return await self.manager.look(request.path_params["id"])
 
-    def _matcher(self, name: str | None) -> Matcher:
-        defaults = self.defaults
-        if name is None or name == defaults.matcher_name:
-            return defaults.matcher
-        if name not in MATCHERS:
-            known = ", ".join(dict.fromkeys([*MATCHERS, defaults.matcher_name]))
-            raise InvalidRequest(
-                f"matcher must be one of {known}, got {name[:80]!r}. A dotted path is for the server's own settings"
-                " (--matcher): it imports code.",
-                param="/matcher",
-            )
-        return MATCHERS[name]
 
-    async def decoded(self, request: Request, decode: Callable[[bytes], T]) -> T:
-        """The request's body, decoded on a worker if it is large, because Python checks every value in it."""
-        limit = min(MAX_SESSION_BODY_BYTES, self.max_body_bytes)
-        body = await read_json(request.scope, request.receive, max_bytes=limit)
-        if len(body) < LARGE_BODY_BYTES:
-            return decode(body)
-        return await self.pool.run(lambda: decode(body), num_bytes=len(body))
+def revision_of(session: Session) -> str:
+    """It differs after each turn that the session commits."""
+    latest = None if session.latest is None else session.latest.id
+    return f"{len(session.nodes)} {latest} {session.strands.discarded}"
+
+
+async def delete_as_it_was(manager: SessionManager, session_id: str, revision: str) -> bool:
+    """Delete a session that is still of this revision and runs no turn; returns whether it has gone."""
+    try:
+        session = await manager.look(session_id)
+        if session.is_busy or revision_of(session) != revision:
+            return False
+        await manager.delete(session_id)
+    except StenographError:
+        return False
+    return True
 
 
 def _bytes_of(facts: SessionFacts) -> int:

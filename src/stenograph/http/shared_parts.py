@@ -14,8 +14,9 @@ from starlette.types import Scope
 from stenograph.core.errors import NobodyError, SessionNotFound, StenographError, WorkerUnavailable
 from stenograph.dialects.sessions import BulkSamplesRequest
 from stenograph.export.group_rollouts import RolloutFacts
-from stenograph.http.bulk_parts import REVISION_HEADER, OwnParts, Part, SessionParts
+from stenograph.http.bulk_parts import OwnParts, Part, SessionParts
 from stenograph.http.nodes import Nodes
+from stenograph.http.session_routes import REVISION_HEADER
 from stenograph.session.rollout_points import RolloutPoint
 from stenograph.session.selection import SessionFilter
 from stenograph.store.postgres.owner_name import OwnerName

@@ -11,11 +11,12 @@ from typing import TypedDict
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stenograph.core.errors import InvalidRequest, RouteNotFound, StorageUnavailable
+from stenograph.core.errors import Forbidden, InvalidRequest, RouteNotFound, StorageUnavailable
 from stenograph.core.json_types import Count
 from stenograph.core.loaded import entry
-from stenograph.dialects.sessions import decode_backup
+from stenograph.dialects.sessions import BackupRequest, decode_backup
 from stenograph.http.processes import ProcessPlace
+from stenograph.http.route import All, Asking, Needs, route
 from stenograph.http.settings import Settings
 from stenograph.http.wire import json_response, read_json
 from stenograph.model.files import ModelFiles
@@ -82,6 +83,16 @@ class BackupRoute:
     max_body_bytes: int
     place: ProcessPlace | None = None
 
+    @route(
+        "POST /backup",
+        "backUp",
+        "Copy the store into a folder",
+        BackedUp,
+        body=BackupRequest,
+        errors=(Forbidden, RouteNotFound, StorageUnavailable),
+        needs=Needs.ADMIN,
+        who=All(merge="stenograph.http.merging:sums", ask=Asking.IN_TURN),
+    )
     async def backup(self, request: Request) -> Response:
         """Copy all that is durable into a folder, by the connection that writes it, while turns go on."""
         wire = decode_backup(await read_json(request.scope, request.receive, max_bytes=self.max_body_bytes))

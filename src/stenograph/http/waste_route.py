@@ -8,10 +8,12 @@ from typing import TypedDict
 from starlette.requests import Request
 from starlette.responses import Response
 
+from stenograph.core.errors import InvalidRequest
 from stenograph.core.json_pieces import as_list
 from stenograph.core.json_types import Count
 from stenograph.core.outcome import TokenFate
 from stenograph.core.waste import GroupCounts
+from stenograph.http.route import STORED, TEXT, All, Reach, parameter, route
 from stenograph.http.session_routes import SessionRoutes, filter_of
 from stenograph.http.wire import json_in_pieces
 from stenograph.session.selection import SessionFilter, selected
@@ -53,6 +55,15 @@ class WasteRoute:
 
     sessions: SessionRoutes
 
+    @route(
+        "GET /waste",
+        "getWaste",
+        "Get what became of sampled tokens, by group",
+        Waste,
+        parameters=(parameter("query", "group", "Only this group.", TEXT),),
+        errors=(InvalidRequest, *STORED),
+        who=All(merge="stenograph.http.merging:waste", reach=Reach.SERVERS),
+    )
     async def get(self, request: Request) -> Response:
         """`GET /waste?group=`."""
         only = filter_of(request, filters=("group",)).group

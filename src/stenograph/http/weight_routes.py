@@ -18,9 +18,17 @@ from starlette.responses import Response
 from stenograph.core.errors import Forbidden
 from stenograph.core.json_types import Count
 from stenograph.core.weights import UpdateWeights
-from stenograph.dialects.sessions import decode_nothing
-from stenograph.dialects.weight_commands import decode_pause, decode_update, decode_version
+from stenograph.dialects.sessions import Nothing, decode_nothing
+from stenograph.dialects.weight_commands import (
+    PauseRequest,
+    UpdateWeightsFromDisk,
+    UpdateWeightVersion,
+    decode_pause,
+    decode_update,
+    decode_version,
+)
 from stenograph.http.metric_table import Metric, MetricType
+from stenograph.http.route import Needs, Who, route
 from stenograph.http.wire import json_response, read_json
 from stenograph.session.weights import SyncResult, UpdateOutcome, WeightSync, next_version
 
@@ -107,9 +115,19 @@ class WeightRoutes:
 
     sync: WeightSync
     weights_dir: Path | None
-    model: str
     max_body_bytes: int
 
+    @route(
+        "POST /update_weights_from_disk",
+        "updateWeights",
+        "Load new weights into every engine",
+        WeightsUpdated,
+        body=UpdateWeightsFromDisk,
+        errors=(Forbidden,),
+        error_body=WeightsUpdated,
+        needs=Needs.ADMIN,
+        who=Who.SERVER,
+    )
     async def update_from_disk(self, request: Request) -> Response:
         """`POST /update_weights_from_disk`."""
         wire = decode_update(await self._body(request))
@@ -127,6 +145,66 @@ class WeightRoutes:
         }
         return _answer(told, result)
 
+    @route(
+        "POST /pause_generation",
+        "pauseGeneration",
+        "Let new turns wait, and end or freeze those that run",
+        GenerationState,
+        body=PauseRequest,
+        errors=(Forbidden,),
+        error_body=GenerationState,
+        needs=Needs.ADMIN,
+        who=Who.SERVER,
+    )
+    async def pause(self, request: Request) -> Response:
+        """`POST /pause_generation`."""
+        return _state(await self.sync.pause(decode_pause(await self._body(request))))
+
+    @route(
+        "POST /continue_generation",
+        "continueGeneration",
+        "End a pause",
+        GenerationState,
+        body=Nothing,
+        errors=(Forbidden,),
+        error_body=GenerationState,
+        needs=Needs.ADMIN,
+        who=Who.SERVER,
+    )
+    async def resume(self, request: Request) -> Response:
+        """`POST /continue_generation`."""
+        decode_nothing(await self._body(request))
+        return _state(await self.sync.resume())
+
+    @route(
+        "POST /flush_cache",
+        "flushCache",
+        "Empty the engines' prefix caches",
+        CacheFlushed,
+        body=Nothing,
+        errors=(Forbidden,),
+        error_body=CacheFlushed,
+        needs=Needs.ADMIN,
+        who=Who.SERVER,
+    )
+    async def flush(self, request: Request) -> Response:
+        """`POST /flush_cache`."""
+        decode_nothing(await self._body(request))
+        result = await self.sync.flush()
+        told: CacheFlushed = {"success": result.success, "message": result.message}
+        return _answer(told, result)
+
+    @route(
+        "POST /update_weight_version",
+        "nameWeights",
+        "Name the weights that were sent to the engines by other ways",
+        VersionUpdated,
+        body=UpdateWeightVersion,
+        errors=(Forbidden,),
+        error_body=VersionUpdated,
+        needs=Needs.ADMIN,
+        who=Who.SERVER,
+    )
     async def name(self, request: Request) -> Response:
         """`POST /update_weight_version`."""
         wire = decode_version(await self._body(request))
@@ -137,32 +215,6 @@ class WeightRoutes:
             "new_version": wire.new_version,
         }
         return _answer(told, result)
-
-    async def pause(self, request: Request) -> Response:
-        """`POST /pause_generation`."""
-        return _state(await self.sync.pause(decode_pause(await self._body(request))))
-
-    async def resume(self, request: Request) -> Response:
-        """`POST /continue_generation`."""
-        decode_nothing(await self._body(request))
-        return _state(await self.sync.resume())
-
-    async def flush(self, request: Request) -> Response:
-        """`POST /flush_cache`."""
-        decode_nothing(await self._body(request))
-        result = await self.sync.flush()
-        told: CacheFlushed = {"success": result.success, "message": result.message}
-        return _answer(told, result)
-
-    async def model_info(self, request: Request) -> Response:
-        """`GET /model_info`."""
-        info: ModelInfo = {
-            "model_path": self.model,
-            "weight_version": await self.sync.find_version(),
-            "is_generation": True,
-            "paused": self.sync.weights.is_held,
-        }
-        return json_response(info)
 
     async def _body(self, request: Request) -> bytes:
         return await read_json(request.scope, request.receive, max_bytes=self.max_body_bytes)
@@ -182,6 +234,31 @@ class WeightRoutes:
         if not is_below:
             raise Forbidden(f"model_path {given[:200]!r} is not below --weights-dir, {str(self.weights_dir)!r}.")
         return path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfoRoute:
+    """The route that says which weights there are."""
+
+    sync: WeightSync
+    model: str
+
+    @route(
+        "GET /model_info",
+        "getModelInfo",
+        "Get the model and the name of its weights",
+        ModelInfo,
+        who=Who.SERVER,
+    )
+    async def model_info(self, request: Request) -> Response:
+        """`GET /model_info`."""
+        info: ModelInfo = {
+            "model_path": self.model,
+            "weight_version": await self.sync.find_version(),
+            "is_generation": True,
+            "paused": self.sync.weights.is_held,
+        }
+        return json_response(info)
 
 
 def _state(result: SyncResult) -> Response:

@@ -5,7 +5,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenograph.http.workers.merging import engines, exposition, readiness, sums
+from stenograph.http.merging import engines, exposition, readiness, sums
 from stenograph.http.workers.owners import FileOwners
 
 

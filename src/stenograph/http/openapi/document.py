@@ -29,9 +29,9 @@ from stenograph.core.errors import (
 from stenograph.dialects.common.errors import ErrorBody, error_type
 from stenograph.dialects.settings import DialectKind
 from stenograph.http.auth import KEY_HEADERS, KEY_QUERY
-from stenograph.http.openapi.operation import ANY, ID, JSON, Needs, Operation, in_json
 from stenograph.http.openapi.routes import operations
-from stenograph.http.openapi.schemas import Described, Schema, components, public, ref
+from stenograph.http.openapi.schemas import Described, components
+from stenograph.http.route import ANY, ID, JSON, Needs, Route, Schema, in_json, public, ref
 from stenograph.http.settings import Settings
 from stenograph.session.services import TurnServices
 from stenograph.trajectory.matching import MATCHERS
@@ -96,7 +96,7 @@ def openapi_document(described: Described) -> bytes:
     paths: dict[str, dict[str, Schema]] = {}
     for operation in listed:
         entry = _entry(operation, schemas, has_keys=described.has_keys)
-        paths.setdefault(operation.path, {})[operation.method.lower()] = entry
+        paths.setdefault(operation.shown_path, {})[operation.method.lower()] = entry
     document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {
@@ -118,7 +118,7 @@ def openapi_document(described: Described) -> bytes:
     return msgspec.json.encode(document)
 
 
-def _entry(operation: Operation, schemas: dict[str, Schema], *, has_keys: bool) -> Schema:
+def _entry(operation: Route, schemas: dict[str, Schema], *, has_keys: bool) -> Schema:
     """An operation as OpenAPI writes it."""
     entry: Schema = {"operationId": operation.id, "summary": operation.summary}
     errors: set[type[StenographError]] = {*operation.errors, *_ANYWHERE}
@@ -148,7 +148,7 @@ def _entry(operation: Operation, schemas: dict[str, Schema], *, has_keys: bool) 
     return entry
 
 
-def _reply(operation: Operation, kind: type, schemas: dict[str, Schema]) -> Schema:
+def _reply(operation: Route, kind: type, schemas: dict[str, Schema]) -> Schema:
     """The answer with a reply in JSON, described as its schema is."""
     answer: Schema = {"description": schemas[public(kind)]["description"], "content": in_json(kind)}
     if operation.links:
@@ -157,7 +157,7 @@ def _reply(operation: Operation, kind: type, schemas: dict[str, Schema]) -> Sche
     return answer
 
 
-def _error_answer(kinds: Sequence[type[StenographError]], operation: Operation) -> Schema:
+def _error_answer(kinds: Sequence[type[StenographError]], operation: Route) -> Schema:
     """The answer for errors of one status: the one shape, with their codes and types.
 
     Where an engine's own answers go out as they come, it may have this status too, and any shape. A dialect with a

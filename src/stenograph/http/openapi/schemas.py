@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from inspect import cleandoc
 from itertools import combinations
-from typing import Any, cast, get_args, get_type_hints, is_typeddict
+from typing import cast, get_args, get_type_hints, is_typeddict
 
 import msgspec
 
@@ -42,11 +42,8 @@ from stenograph.export.session_samples import JsonSamples
 from stenograph.http.front_page import FrontPage
 from stenograph.http.openapi.gemini_schemas import narrow_gemini
 from stenograph.http.openapi.responses import RESPONSES_PARTS, describe_responses
+from stenograph.http.route import REF, Schema, ref
 from stenograph.session.rewrite_rules import DEFAULT, OFF
-
-Schema = dict[str, Any]
-
-_REF = "#/components/schemas/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,20 +90,10 @@ _GRAMMAR_FIELDS = (
 )  # fmt: skip
 
 
-def ref(kind: type) -> str:
-    """The `$ref` of a type's schema."""
-    return _REF + public(kind)
-
-
-def public(kind: type) -> str:
-    """The name that a type has outside: its own without `Wire`."""
-    return kind.__name__.removeprefix("Wire")
-
-
 def components(kinds: Iterable[type], described: Described) -> dict[str, Schema]:
     """The schemas of these types and of `_MORE`, by name. They accept what the server accepts."""
     kinds = list(dict.fromkeys((*kinds, *_MORE)))
-    _, made = msgspec.json.schema_components(kinds, schema_hook=_any_value, ref_template=_REF + "{name}")
+    _, made = msgspec.json.schema_components(kinds, schema_hook=_any_value, ref_template=REF + "{name}")
     for kind in _typed_dictionaries(kinds):
         _in_order(made[kind.__name__], tuple(kind.__annotations__))
     schemas = _renamed(made)

@@ -10,12 +10,10 @@ from stenograph.core.errors import (
     EngineUnavailable,
     HistoryMismatch,
     IdempotencyMismatch,
-    InvalidRequest,
     LimitExceeded,
     ModelMismatch,
     Paused,
     PreviousResponseNotFound,
-    RouteNotFound,
     SessionBusy,
     SessionInvariant,
     SessionNotFound,
@@ -46,19 +44,23 @@ from stenograph.dialects.responses.reply import ResponseBody
 from stenograph.dialects.responses.request import RESPONSES_PATH
 from stenograph.dialects.responses.stream import ResponseEvent
 from stenograph.dialects.settings import DialectKind
-from stenograph.http.openapi.operation import (
+from stenograph.http.openapi.schemas import Described
+from stenograph.http.response_route import HeldResponses
+from stenograph.http.route import (
     ANY,
     ID,
     JSON,
     SESSION_HEADER,
     STORED,
     Errors,
-    Operation,
+    Route,
+    Schema,
     in_json,
     operation,
     parameter,
+    ref,
+    rows_of,
 )
-from stenograph.http.openapi.schemas import Described, Schema, ref
 from stenograph.http.turn_route import REMAINING, SESSION_REMAINING
 
 _TURN_PATHS = {
@@ -131,7 +133,7 @@ _TURN_HEADERS: dict[str, Schema] = {
 }
 
 
-def _turns(described: Described) -> Iterator[Operation]:
+def _turns(described: Described) -> Iterator[Route]:
     """OpenAI chat, completions and responses: each on the session of its path, and on that of a header."""
     chat = _turn_answers(described, ChatCompletion, ChatCompletionChunk)
     completion = _turn_answers(described, TextCompletion, TextCompletion)
@@ -161,7 +163,7 @@ def _turns(described: Described) -> Iterator[Operation]:
         )
 
 
-def _messages() -> Iterator[Operation]:
+def _messages() -> Iterator[Route]:
     """Anthropic's Messages and the counting of tokens: each on the session of its path, and on that of a header."""
     aborted: Schema = {"description": "`abort` of a reply that was aborted.", "schema": {"const": "abort"}}
     reply: Schema = {
@@ -214,7 +216,7 @@ _GEMINI_CONTENT: dict[str, dict[str, Schema]] = {
 }
 
 
-def _gemini() -> Iterator[Operation]:
+def _gemini() -> Iterator[Route]:
     """Gemini's methods: each on the session of its path, and on that of a header. `/v1/models/…` is the same."""
     for prefix, suffix, where in (
         ("/sessions/{id}", "OnSession", "on a session"),
@@ -279,35 +281,13 @@ def _response_answers(described: Described) -> dict[str, Schema]:
     return answers
 
 
-_RESPONSE_ID = parameter("path", "response", "The id of a response.", {"type": "string"}) | {"required": True}
-
-_HELD = (
-    operation(
-        "GET /sessions/{id}/v1/responses/{response}",
-        "getResponse",
-        "Get a response that the session holds",
-        ResponseBody,
-        parameters=(_RESPONSE_ID,),
-        errors=(InvalidRequest, RouteNotFound, *STORED),
-    ),
-    operation(
-        "GET /v1/responses/{response}",
-        "getResponseOfHeader",
-        "Get a response of the session that a header names",
-        ResponseBody,
-        parameters=(_RESPONSE_ID, SESSION_HEADER),
-        errors=(InvalidRequest, RouteNotFound, SessionNotFound, *STORED),
-    ),
-)
-
-
-def turn_operations(described: Described) -> Iterator[Operation]:
+def turn_operations(described: Described) -> Iterator[Route]:
     """Every turn, the counting of its tokens, and the reading of one that a session holds."""
     yield from _turns(described)
     if DialectKind.ANTHROPIC in described.dialects:
         yield from _messages()
     if DialectKind.RESPONSES in described.dialects:
-        yield from _HELD
+        yield from (row for row, _ in rows_of(HeldResponses))
     if DialectKind.GEMINI in described.dialects:
         yield from _GEMINI
 

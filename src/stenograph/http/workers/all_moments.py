@@ -9,9 +9,9 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 
 from stenograph.core.errors import WorkerUnavailable
+from stenograph.http.merging import moment
 from stenograph.http.now_board import EVERY_S, FRESH_S
 from stenograph.http.processes import Board
-from stenograph.http.workers.merging import moment
 from stenograph.http.workers.peers import Peers
 
 NOW_PATH, WATCH_PATH = "/workers/now", "/workers/watch"

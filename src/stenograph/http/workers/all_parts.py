@@ -18,7 +18,8 @@ from starlette.types import Scope
 from stenograph.core.errors import WorkerUnavailable
 from stenograph.dialects.sessions import BulkSamplesRequest
 from stenograph.export.group_rollouts import GroupRollout, RolloutFacts
-from stenograph.http.bulk_parts import REVISION_HEADER, SIZE_BYTES, OwnParts, Part, SessionParts, sized
+from stenograph.http.bulk_parts import SIZE_BYTES, OwnParts, Part, SessionParts, sized
+from stenograph.http.session_routes import REVISION_HEADER
 from stenograph.http.workers.owners import number_of
 from stenograph.http.workers.peers import Peers
 from stenograph.session.rollout_points import RolloutPoint

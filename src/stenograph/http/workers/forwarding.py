@@ -18,6 +18,8 @@ from stenograph.core.errors import StenographError, UnexpectedFailure, WorkerUna
 from stenograph.dialects.base import Refusal
 from stenograph.http.auth import SESSION_ID, session_named
 from stenograph.http.connection import Bytes, ClientConnection, RequestPhase
+from stenograph.http.route import Who
+from stenograph.http.route_table import rows
 from stenograph.http.wire import header_value, headers_of
 from stenograph.http.workers.owners import Finding, Found, Owner, Owners
 from stenograph.http.workers.peer_connection import DELIVERED, GREETING, client_line
@@ -29,13 +31,10 @@ PATIENCE_S = 5.0
 
 RETRY_S = 1.0
 
-_OF_SERVER = frozenset(
-    (
-        *("/update_weights_from_disk", "/update_weight_version", "/pause_generation", "/continue_generation"),
-        *("/flush_cache", "/model_info", "/engines"),
-    )
-)
+_OF_SERVER = {row.path for row in rows() if row.who is Who.SERVER}
 """Paths of what one process does for all."""
+_OPEN_PATHS = tuple(path.partition("{")[0] for path in _OF_SERVER if path.endswith(":path}"))
+"""The beginnings of those that take in others."""
 
 
 class Forwarded:
@@ -117,7 +116,7 @@ class ForwardingConnection(ClientConnection):
     def _server_of(self, scope: Scope) -> Found:
         """Whoever serves a request, if that is not this process."""
         method, path = scope["method"], scope["path"]
-        if path in _OF_SERVER or path.startswith("/engines/"):
+        if path in _OF_SERVER or path.startswith(_OPEN_PATHS):
             return self._owners.first()
         session_id = session_named(scope, by_id=self._by_credential)
         if path == "/samples":  # asked by another server, for the part of one session

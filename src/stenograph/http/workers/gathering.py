@@ -1,4 +1,4 @@
-"""The routes whose answer is that of all workers: lists, metrics, readiness, deleting and aborting by filter, backups.
+"""The routes whose answer is that of all workers, as their rows say.
 
 An ASGI application around each worker's own. The request goes to all workers as it came, each checks it as its own,
 and their answers become one; an error of any of them is the answer.
@@ -6,6 +6,7 @@ and their answers become one; an error of any of them is the answer.
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
@@ -13,11 +14,13 @@ import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stenograph.core.errors import IdempotencyMismatch, StenographError, WorkerUnavailable
+from stenograph.core.loaded import entry
 from stenograph.core.types import SessionId
 from stenograph.dialects.base import Refuse
 from stenograph.http.metrics import Metrics
+from stenograph.http.route import All, Asking, Reach
+from stenograph.http.route_table import rows
 from stenograph.http.wire import ClientGone, count_error, read_body, send_refusal
-from stenograph.http.workers.merging import engines, exposition, readiness, sums, waste
 from stenograph.http.workers.owners import number_of
 from stenograph.http.workers.peer_connection import is_workers_own
 from stenograph.http.workers.peer_routes import KEY_HEADER, OPENED_PATH
@@ -33,6 +36,7 @@ _OURS = DROPPED | {"server", "date"}
 """Headers of a worker's answer that the server writes anew."""
 
 Answers = Sequence[PeerAnswer]
+Merge = Callable[[Sequence[bytes]], bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,18 +78,19 @@ class Gathering:
         self._metrics = metrics
         self._refuse = refuse
         self._long_s = long_s
-        self._routes: Mapping[tuple[str, str], Callable[[_Asked], Awaitable[PeerAnswer]]] = {
-            ("GET", "/metrics"): self._exposition,
-            ("GET", "/ready"): self._readiness,
-            ("GET", "/sessions"): self._list,
-            ("DELETE", "/sessions"): self._sums,
-            ("GET", "/waste"): self._waste,
-            ("GET", "/engines"): self._engines,
-            ("POST", "/abort_request"): self._sums,
-            ("POST", "/backup"): self._one_by_one,
+        ways: Mapping[Asking, Callable[..., Awaitable[PeerAnswer]]] = {
+            Asking.EACH: self._each,
+            Asking.BRIEFLY: self._briefly,
+            Asking.IN_TURN: self._one_by_one,
+            Asking.WHOEVER: self._whoever,
+            Asking.READINESS: self._readiness,
+            Asking.PAGES: self._list,
         }
-        if is_shared:
-            self._routes = {at: route for at, route in self._routes.items() if at[1] != "/sessions"}
+        self._routes: Mapping[tuple[str, str], Callable[[_Asked], Awaitable[PeerAnswer]]] = {
+            (row.method, row.path): partial(ways[row.who.ask], merge=entry(row.who.merge) if row.who.merge else None)
+            for row in rows()
+            if isinstance(row.who, All) and not (is_shared and row.who.reach is Reach.NOBODY)
+        }
 
     def __repr__(self) -> str:
         return f"<Gathering of {self._peers!r}>"
@@ -125,11 +130,13 @@ class Gathering:
             given.append(answer)
         return given
 
-    async def _sums(self, asked: _Asked) -> PeerAnswer:
-        answers = await self._all(asked, self._long_s)
-        return _refused(answers) or _with_body(answers[0], sums([answer.body for answer in answers]))
+    async def _each(self, asked: _Asked, *, merge: Merge) -> PeerAnswer:
+        return _merged(await self._all(asked, self._long_s), merge)
 
-    async def _one_by_one(self, asked: _Asked) -> PeerAnswer:
+    async def _briefly(self, asked: _Asked, *, merge: Merge) -> PeerAnswer:
+        return _merged(await self._all(asked, LOOK_S), merge)
+
+    async def _one_by_one(self, asked: _Asked, *, merge: Merge) -> PeerAnswer:
         """Ask one worker after the other, until one refuses."""
         answers: list[PeerAnswer] = []
         for worker in range(self._peers.num):
@@ -139,20 +146,19 @@ class Gathering:
             answers.append(answer)
             if answer.status != 200:
                 return answer
-        return _with_body(answers[0], sums([answer.body for answer in answers]))
+        return _merged(answers, merge)
 
-    async def _exposition(self, asked: _Asked) -> PeerAnswer:
-        """The metrics of the workers that answer."""
+    async def _whoever(self, asked: _Asked, *, merge: Callable[[Mapping[int, bytes]], bytes]) -> PeerAnswer:
         answers = await self._peers.ask_all(asked.method, asked.target, asked.headers, timeout_s=LOOK_S)
         given = {worker: answer for worker, answer in enumerate(answers) if isinstance(answer, PeerAnswer)}
         if not given:
             return await self._own_answer(asked)
         answer = next(iter(given.values()))
         return _refused([*given.values()]) or _with_body(
-            answer, exposition({worker: one.body for worker, one in given.items()})
+            answer, merge({worker: one.body for worker, one in given.items()})
         )
 
-    async def _readiness(self, asked: _Asked) -> PeerAnswer:
+    async def _readiness(self, asked: _Asked, *, merge: Callable[..., tuple[bool, bytes]]) -> PeerAnswer:
         answers = await self._peers.ask_all(asked.method, asked.target, asked.headers, timeout_s=LOOK_S)
         given = [answer for answer in answers if isinstance(answer, PeerAnswer)]
         for answer in given:
@@ -160,23 +166,15 @@ class Gathering:
                 return answer
         if not given:
             return await self._own_answer(asked)
-        is_ready, body = readiness([one.body for one in given], num_away=len(answers) - len(given))
+        is_ready, body = merge([one.body for one in given], num_away=len(answers) - len(given))
         return PeerAnswer(status=200 if is_ready else 503, headers=given[0].headers, body=body)
-
-    async def _waste(self, asked: _Asked) -> PeerAnswer:
-        answers = await self._all(asked, self._long_s)
-        return _refused(answers) or _with_body(answers[0], waste([answer.body for answer in answers]))
-
-    async def _engines(self, asked: _Asked) -> PeerAnswer:
-        answers = await self._all(asked, LOOK_S)
-        return _refused(answers) or _with_body(answers[0], engines([answer.body for answer in answers]))
 
     async def _own_answer(self, asked: _Asked) -> PeerAnswer:
         return await self._peers.ask(
             self._own, asked.method, asked.target, asked.headers, asked.body, timeout_s=self._long_s
         )
 
-    async def _list(self, asked: _Asked) -> PeerAnswer:
+    async def _list(self, asked: _Asked, *, merge: None) -> PeerAnswer:
         """A page of the sessions of all workers: those of the first, then those of the second, and so on."""
         query = dict(parse_qsl(asked.query, keep_blank_values=True))
         after, limit = query.pop("after", None), query.pop("limit", "100")
@@ -251,6 +249,11 @@ def _id_of(session: msgspec.Raw) -> str:
 def _refused(answers: Answers) -> PeerAnswer | None:
     """The first that is no success."""
     return next((answer for answer in answers if answer.status != 200), None)
+
+
+def _merged(answers: Answers, merge: Merge) -> PeerAnswer:
+    """The one answer of all, or the first that is no success."""
+    return _refused(answers) or _with_body(answers[0], merge([answer.body for answer in answers]))
 
 
 def _with_body(answer: PeerAnswer, body: bytes) -> PeerAnswer:

@@ -13,9 +13,10 @@ from starlette.routing import Route
 
 from stenograph.core.errors import StartupError, StenographError
 from stenograph.dialects.common.errors import refusal
-from stenograph.http.bulk_parts import REVISION_HEADER, OwnParts, Pieces
+from stenograph.http.bulk_parts import OwnParts, Pieces
 from stenograph.http.engine_routes import EngineRoutes
 from stenograph.http.processes import Board
+from stenograph.http.session_routes import REVISION_HEADER
 from stenograph.http.wire import ClosedStream, delivery_of, json_response
 from stenograph.http.workers.all_moments import NOW_PATH, WATCH_PATH
 from stenograph.http.workers.all_parts import (

@@ -1,0 +1,69 @@
+"""Binds rows of routes to their endpoints, behind the check of the key that each takes."""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match, Router
+from starlette.routing import Route as StarletteRoute
+from starlette.types import Receive, Scope, Send
+
+from stenograph.http.auth import Doorman
+from stenograph.http.route import Needs, Route, rows_of
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+CHECKS: Mapping[Needs, Callable[[Doorman, Scope], object]] = {
+    Needs.TOKEN: Doorman.check_agent,
+    Needs.KEY: Doorman.check_key,
+    Needs.ADMIN: Doorman.check_admin,
+}
+"""The check of each credential. Raises Unauthorized and Forbidden."""
+
+
+def bound(groups: Iterable[object], doorman: Doorman) -> list[StarletteRoute]:
+    """The routes of these objects. A path that takes in others stands behind them, and `HEAD` before `GET`."""
+    rows = [(row, getattr(group, name)) for group in groups for row, name in rows_of(type(group))]
+    rows.sort(key=lambda pair: (pair[0].path.endswith(":path}"), pair[0].method != "HEAD"))
+    return [StarletteRoute(row.path, _keyed(row, endpoint, doorman), methods=[row.method]) for row, endpoint in rows]
+
+
+def _keyed(row: Route, endpoint: Endpoint, doorman: Doorman) -> Endpoint:
+    if row.needs is Needs.NOTHING:
+        return endpoint
+    check = partial(CHECKS[row.needs], doorman)
+
+    async def checked(request: Request) -> Response:
+        check(request.scope)
+        return await endpoint(request)
+
+    return checked
+
+
+class LaterRoutes(BaseRoute):
+    """The routes at and below a path, which are made when the first request comes to one."""
+
+    def __init__(self, path: str, make: Callable[[], Awaitable[Sequence[StarletteRoute]]]) -> None:
+        self.path = path
+        self.routes: Sequence[StarletteRoute] = ()
+        self._make = make
+        self._router: Router | None = None
+
+    def __repr__(self) -> str:
+        return f"<LaterRoutes {self.path} {len(self.routes)}>"
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        path: str = scope["path"]
+        is_here = scope["type"] == "http" and (path == self.path or path.startswith(f"{self.path}/"))
+        return (Match.FULL if is_here else Match.NONE), {}
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await (self._router or await self.made())(scope, receive, send)
+
+    async def made(self) -> Router:
+        """The router of the routes. Raises as what makes them."""
+        routes = await self._make()
+        if self._router is None:  # nobody else has made them meanwhile
+            self.routes, self._router = routes, Router(routes, redirect_slashes=False)
+        return self._router

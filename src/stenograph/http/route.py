@@ -1,0 +1,196 @@
+"""A route is one row above its endpoint: method, path, bodies, errors, the key that it takes, who answers.
+
+From the row come its binding and the check of the key, its operation in /openapi.json, the row that docs/http-api.md
+must have (a test compares), its forwarding to another process, and the gathering of the answers of all. Pure.
+"""
+
+import enum
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+
+from stenograph.core.errors import SessionDamaged, SessionElsewhere, StenographError, StorageUnavailable
+from stenograph.dialects.common.errors import ErrorBody
+
+Errors = tuple[type[StenographError], ...]
+Schema = dict[str, Any]
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Awaitable[Response]])
+
+STORED: Errors = (SessionDamaged, StorageUnavailable, SessionElsewhere)
+"""Faults of a session that is read from the store."""
+
+JSON = "application/json"
+ID: Schema = {"type": "string", "pattern": "^[0-9a-f]{32}$"}
+ANY: dict[str, Schema] = {"*/*": {}}
+TEXT: Schema = {"type": "string"}
+REF = "#/components/schemas/"
+
+
+class Needs(enum.StrEnum):
+    """The least credential that a route takes on a server with keys, as the document names it."""
+
+    NOTHING = "nothing"
+    TOKEN = "session-token"
+    KEY = "api-key"
+    ADMIN = "admin-key"
+
+
+class Who(enum.Enum):
+    """The process that answers, where a server has several."""
+
+    PROCESS = enum.auto()
+    """The one that has the connection."""
+    SESSION = enum.auto()
+    """The one that has the session that the request names."""
+    SERVER = enum.auto()
+    """The first, which does it for all."""
+
+
+class Asking(enum.Enum):
+    """The way in which all processes are asked."""
+
+    EACH = enum.auto()
+    """To all at once; each has as long as a turn, and the first answer that is no success is the answer."""
+    BRIEFLY = enum.auto()
+    """The same, in a few seconds."""
+    IN_TURN = enum.auto()
+    """To one after the other, until one refuses."""
+    WHOEVER = enum.auto()
+    """To all at once; those that are away are left out."""
+    READINESS = enum.auto()
+    """The same; one that is away is not ready."""
+    PAGES = enum.auto()
+    """To one after the other, as a page of the list wants more."""
+
+
+class Reach(enum.Enum):
+    """Whose answers are gathered where servers share a database."""
+
+    NOBODY = enum.auto()
+    """The database has them all."""
+    SERVER = enum.auto()
+    """Those of the server's own processes."""
+    SERVERS = enum.auto()
+    """Those of all servers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class All:
+    """Every process answers; `merge`, an entry of http/merging.py, makes one answer of theirs."""
+
+    merge: str = ""
+    ask: Asking = Asking.EACH
+    reach: Reach = Reach.SERVER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """One method of one path, which is spelled as Starlette binds it. `body` and `reply` are the types of a request
+    and of its 200 in JSON.
+
+    `answers` are further ones without an error, by status; `links` the operations that a reply's `session_id` leads
+    to. `errors` and `parameters` leave out those that follow from the path and from a body in JSON. `error_body` is the
+    shape of its errors.
+    """
+
+    method: str
+    path: str
+    id: str
+    summary: str
+    reply: type | None = None
+    body: type | None = None
+    answers: Mapping[str, Schema] = field(default_factory=dict[str, Schema])
+    links: tuple[str, ...] = ()
+    errors: Errors = ()
+    parameters: tuple[Schema, ...] = ()
+    error_body: type = ErrorBody
+    needs: Needs = Needs.KEY
+    who: Who | All = Who.PROCESS
+
+    @property
+    def shown_path(self) -> str:
+        """The path as a document shows it."""
+        return self.path.replace(":path}", "}")
+
+    @property
+    def name(self) -> str:
+        """As docs/http-api.md names it: `POST /sessions`."""
+        return f"{self.method} {self.shown_path}"
+
+
+def operation(name: str, id_: str, summary: str, reply: type | None = None, **more: Any) -> Route:
+    """A row. The process that has the session answers, where the path names one."""
+    method, path = name.split()
+    who = Who.SESSION if "{id}" in path else Who.PROCESS
+    return Route(method=method, path=path, id=id_, summary=summary, reply=reply, **{"who": who, **more})
+
+
+def route(name: str, id_: str, summary: str, reply: type | None = None, **more: Any) -> Callable[[Endpoint], Endpoint]:
+    """Put a row above an endpoint; its further arguments are the fields of `Route`."""
+
+    def with_row(endpoint: Endpoint) -> Endpoint:
+        rows = (operation(name, id_, summary, reply, **more), *getattr(endpoint, _ROWS, ()))
+        setattr(endpoint, _ROWS, rows)
+        return endpoint
+
+    return with_row
+
+
+_ROWS = "rows_of_routes"
+
+
+def rows_of(group: type) -> Iterator[tuple[Route, str]]:
+    """The rows of a class, in their order, each with the name of its endpoint."""
+    for name, member in vars(group).items():
+        for row in getattr(member, _ROWS, ()):
+            yield row, name
+
+
+def session_paths(rows: Iterable[Route]) -> Mapping[str, Collection[str]]:
+    """The paths below `/sessions/{id}/` of these rows, each with the methods that it takes."""
+    found: dict[str, set[str]] = {}
+    for row in rows:
+        if row.path.startswith(_ON_SESSION) and row.method != "HEAD":
+            methods = {row.method, "HEAD"} if row.method == "GET" else {row.method}
+            found.setdefault(row.path.removeprefix(_ON_SESSION), set()).update(methods)
+    return found
+
+
+_ON_SESSION = "/sessions/{id}/"
+
+
+# --- what rows are made of
+
+
+def public(kind: type) -> str:
+    """The name that a type has outside: its own without `Wire`."""
+    return kind.__name__.removeprefix("Wire")
+
+
+def ref(kind: type) -> str:
+    """The `$ref` of a type's schema."""
+    return REF + public(kind)
+
+
+def in_json(kind: type) -> dict[str, Schema]:
+    """JSON content with the schema of a type."""
+    return {JSON: {"schema": {"$ref": ref(kind)}}}
+
+
+def one_answer(description: str, content: Schema) -> dict[str, Schema]:
+    """The one answer of a route whose reply is not JSON alone."""
+    return {"200": {"description": description, "content": content}}
+
+
+def parameter(where: str, name: str, description: str, schema: Schema) -> Schema:
+    return {"name": name, "in": where, "description": description, "schema": schema}
+
+
+SESSION_HEADER = parameter(
+    "header",
+    "X-Session-Id",
+    "The session, where the path names none. docs/http-api.md says what happens without it.",
+    ID,
+)
