@@ -140,6 +140,7 @@ def main() -> int:
     if other is None:
         for name in [name for name in os.environ if name.startswith("STENOGRAPH_")]:
             del os.environ[name]
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed program is compiled once, not at each start
         with TemporaryDirectory() as folder:
             said |= measured(write_tiny_folder(Path(folder) / "tiny"), Path(folder) / "data")
     against = nevers(root)
