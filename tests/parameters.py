@@ -23,7 +23,7 @@ from stenograph.dialects.anthropic.fields import MESSAGES_FIELDS
 from stenograph.dialects.base import CountDialect, Dialect, Incoming
 from stenograph.dialects.common.sampling_fields import FieldRules, Rule
 from stenograph.dialects.openai.chat_fields import CHAT_FIELDS
-from stenograph.dialects.openai.completions_fields import COMPLETION_FIELDS
+from stenograph.dialects.openai.completions import COMPLETION_FIELDS
 from stenograph.dialects.openai.dialect import ChatDialect, CompletionDialect
 from stenograph.dialects.responses.dialect import ResponsesDialect
 from stenograph.dialects.responses.fields import RESPONSES_FIELDS

@@ -19,7 +19,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
         "store/postgres",
     ),
     "console": ("console", "http/console_page", "http/console_routes"),
-    "weights": ("dialects/weight_commands", "http/weight_routes", "session/weights"),
+    "weights": ("dialects/weight_commands", "http/weight_routes", "session/weight_sync"),
     "otel": ("http/traces",),
     "verify": ("verify",),
 }  # fmt: skip

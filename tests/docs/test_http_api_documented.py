@@ -9,7 +9,7 @@ from stenograph.dialects.anthropic.fields import MESSAGES_FIELDS
 from stenograph.dialects.common.sampling_fields import FieldRules, Rule
 from stenograph.dialects.gemini.fields import CONFIG_FIELDS, GEMINI_FIELDS
 from stenograph.dialects.openai.chat_fields import CHAT_FIELDS
-from stenograph.dialects.openai.completions_fields import COMPLETION_FIELDS
+from stenograph.dialects.openai.completions import COMPLETION_FIELDS
 from stenograph.dialects.responses.fields import RESPONSES_FIELDS
 from stenograph.http.response_route import HeldResponses
 from stenograph.http.route import rows_of

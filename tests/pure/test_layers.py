@@ -13,7 +13,7 @@ import pytest
 from benchmarks.house.source import nevers
 from stenograph.cli.commands import COMMANDS
 from stenograph.dialects.openai.chat_fields import WireChatRequest
-from stenograph.dialects.openai.completions_fields import WireCompletionRequest
+from stenograph.dialects.openai.completions import WireCompletionRequest
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src"
@@ -25,8 +25,7 @@ LAYERS = [
     ["families"],
     ["embedded"],
     ["engine", "store"],
-    ["session"],
-    ["export"],
+    ["session", "export"],
     ["verify", "console"],
     ["http"],
     ["client"],
@@ -197,6 +196,7 @@ NEVERS = (
     "records are no client's protocol",
     "an engine knows no client's protocol",
     "a session knows no other process",
+    "export is on trajectory alone",
 )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stenograph.core.history_kinds import AfterLength
+from stenograph.core.kinds import AfterLength
 from stenograph.core.types import Finish, FinishReason
 
 from .conftest import END, Live, assistant, output_ids, user

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from stenograph.core.budgets import Budgets, OverLimit
 from stenograph.core.chat import ChatRequest
 from stenograph.core.errors import BudgetSpent, SessionBusy
+from stenograph.core.kinds import WORK_KINDS
 from stenograph.core.messages import Message, Role, Tool
-from stenograph.core.strand_kinds import WORK_KINDS
 from stenograph.core.types import Finish, FinishReason, SamplingParams
 from stenograph.offload.pool import CpuPool
 from stenograph.render.renderer import Renderer

@@ -25,7 +25,7 @@ from stenograph.core.errors import (
     UnexpectedFailure,
     UpstreamTimeout,
 )
-from stenograph.core.history_kinds import HistoryKind
+from stenograph.core.kinds import HistoryKind
 from stenograph.core.messages import Message, Role
 from stenograph.core.stages import StageTimes
 from stenograph.core.telemetry import NoTelemetry, SessionEnd, SessionReport, TurnEnd, TurnReport

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from stenograph.core.errors import SessionBusy, StorageUnavailable
-from stenograph.core.history_kinds import HistoryKind
+from stenograph.core.kinds import HistoryKind
 from stenograph.core.telemetry import TurnEnd
 from stenograph.render.renderer import Renderer
 from stenograph.session.admission import Limits

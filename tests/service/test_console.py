@@ -15,10 +15,10 @@ from msgspec.structs import force_setattr
 
 from stenograph.core.messages import Message, Role
 from stenograph.core.types import Finish, FinishReason
-from stenograph.export.line_drift import line_drift
 from stenograph.http.line_drifts import LineDrifts
 from stenograph.offload.pool import CpuPool
 from stenograph.render.renderer import Renderer
+from stenograph.session.facts import line_drift
 from stenograph.testing.standins.shared_rows import SharedTables
 
 from .conftest import END, Live, assistant, user

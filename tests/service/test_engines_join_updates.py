@@ -15,7 +15,8 @@ from stenograph.engine.base import EngineHealth, EngineState
 from stenograph.engine.fleet.fleet import Fleet, FleetMember
 from stenograph.http.engine_routes import EngineRoutes
 from stenograph.render.renderer import Renderer
-from stenograph.session.weights import SyncResult, SyncState, Weights, WeightSync
+from stenograph.session.weight_sync import SyncResult, WeightSync
+from stenograph.session.weights import SyncState, Weights
 from stenograph.testing.standins.planned_server import AskedRequest
 from stenograph.testing.standins.scripted_engine import ScriptedEngine
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stenograph.core.history_kinds import HistoryKind
+from stenograph.core.kinds import HistoryKind
 from stenograph.core.types import Finish, FinishReason
 from stenograph.render.renderer import Renderer
 

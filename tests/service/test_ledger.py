@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stenograph.core.errors import StartupError
-from stenograph.core.history_kinds import Compat, HistoryKind
+from stenograph.core.kinds import Compat, HistoryKind
 from stenograph.core.types import Finish, FinishReason
 
 from .conftest import Live, assistant, user

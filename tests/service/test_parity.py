@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from openai.types.chat import ChatCompletionChunk
 from safetensors.numpy import load
 
-from stenograph.core.history_kinds import Compat
+from stenograph.core.kinds import Compat
 from stenograph.core.types import Chunk, Finish, FinishReason
 from stenograph.engine.base import GenerateRequest
 from stenograph.render.renderer import Renderer

@@ -16,7 +16,7 @@ from stenograph.cli.settings_table import load_settings
 from stenograph.core import errors
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.errors import StenographError
-from stenograph.core.history_kinds import Compat
+from stenograph.core.kinds import Compat
 from stenograph.core.types import Finish, FinishReason
 from stenograph.engine.settings import EngineKind
 from stenograph.http.settings import Settings

@@ -34,7 +34,7 @@ from stenograph.core.errors import (
     SessionNotFound,
     StenographError,
 )
-from stenograph.core.history_kinds import HistoryKind
+from stenograph.core.kinds import HistoryKind
 from stenograph.core.messages import Message, Role
 from stenograph.core.outcome import TokenFate
 from stenograph.core.stages import StageTimes

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from stenograph.core.chat import CompletionRequest
 from stenograph.core.clock import SystemClock
-from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.ids_json import PIECE_IDS, encode_ids
+from stenograph.core.kinds import HistoryKind
 from stenograph.core.messages import Message, Role
 from stenograph.core.types import Finish, FinishReason, token_ids
 from stenograph.engine.base import Capabilities

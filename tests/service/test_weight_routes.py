@@ -19,7 +19,7 @@ from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.engine.sglang.generate import SGLangGenerate
 from stenograph.engine.vllm.adapter import VLLM
 from stenograph.render.renderer import Renderer
-from stenograph.session.weights import next_version
+from stenograph.session.weight_sync import next_version
 from stenograph.testing.standins.planned_server import AskedRequest, PlannedServer
 from stenograph.testing.standins.planned_server import ReplyScript as Reply
 from stenograph.testing.standins.scripted_engine import ScriptedEngine

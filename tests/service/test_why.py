@@ -6,11 +6,11 @@ from typing import Any
 
 from msgspec.structs import force_setattr
 
+from stenograph.core.drift import Drift, DriftClass, DriftReport
 from stenograph.core.errors import UpstreamUnreachable
 from stenograph.core.types import Finish, FinishReason
-from stenograph.export.strand_facts import session_facts
 from stenograph.export.why import Evidence, findings
-from stenograph.render.drift import Drift, DriftClass, DriftReport
+from stenograph.session.facts import session_facts
 from stenograph.testing.standins.scripted_engine import Script
 
 from .conftest import Live, assistant, user

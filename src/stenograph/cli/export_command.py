@@ -14,17 +14,15 @@ from stenograph.cli.store_commands import read_session
 from stenograph.cli.whole_file import new_file, write_file
 from stenograph.core.clock import SystemClock
 from stenograph.core.errors import StartupError, StenographError
-from stenograph.core.strand_kinds import TRAINED_KINDS, StrandKind
+from stenograph.core.kinds import TRAINED_KINDS, StrandKind
 from stenograph.core.types import LogprobsKind, SessionId
 from stenograph.export.arrow import ArrowMissing
-from stenograph.export.line_drift import line_drift
 from stenograph.export.lines import leaves
 from stenograph.export.one_file import OneFile
 from stenograph.export.records import SessionMetadata
 from stenograph.export.replay import ReplayShape
 from stenograph.export.samples import SampleSet
 from stenograph.export.session_samples import SampleWishes, session_samples
-from stenograph.export.strand_facts import session_facts
 from stenograph.http.app import renderer_of
 from stenograph.http.settings import Settings
 from stenograph.http.storage import model_mark
@@ -32,6 +30,7 @@ from stenograph.model.fetch import resolve_model
 from stenograph.model.files import load_model_files
 from stenograph.model.progress import Progress
 from stenograph.render.renderer import Renderer
+from stenograph.session.facts import line_drift, session_facts
 from stenograph.session.session import Session
 from stenograph.store.places import Look, StorePlace, looks_at
 from stenograph.trajectory.commits import ModelMark
@@ -124,14 +123,12 @@ class _Export:
         file.add(session_id, made, metadata)
 
     def _samples(self, session: Session) -> tuple[SampleSet, SessionMetadata]:
-        nodes = tuple(session.nodes)
+        facts = session_facts(session)
         return session_samples(
-            session_facts(session),
-            nodes,
-            session.options,
-            {leaf.id: line_drift(leaf, self.renderer) for leaf in leaves(nodes)},
-            session.strands.discarded,
+            facts,
+            {leaf.id: line_drift(leaf, self.renderer) for leaf in leaves(facts.nodes)},
             wishes=self.wishes,
-            renderer=self.renderer,
+            decode=self.renderer.tokenizer.decode,
+            max_trim_tokens=self.renderer.max_trim_tokens,
             replay_shape=self.replay_shape,
         )

@@ -20,7 +20,6 @@ from stenograph.console.documents import SessionDocuments, session_documents
 from stenograph.core.clock import SystemClock
 from stenograph.core.errors import StartupError
 from stenograph.core.types import SessionId
-from stenograph.export.line_drift import line_drift
 from stenograph.export.lines import leaves
 from stenograph.http.app import renderer_of
 from stenograph.http.line_drifts import drift_reports
@@ -29,6 +28,7 @@ from stenograph.http.storage import model_mark
 from stenograph.model.fetch import resolve_model
 from stenograph.model.files import load_model_files
 from stenograph.model.progress import Progress, StreamProgress
+from stenograph.session.facts import line_drift
 from stenograph.store.places import looks_at
 
 EXIT_WRITTEN = 0

@@ -9,13 +9,13 @@ import numpy as np
 from stenograph.console.tokens import TOKEN_BYTES, LineTurns, TokenLook, token_page
 from stenograph.console.views import VocabularyRef, console_session, turn_page
 from stenograph.console.vocabulary import vocabulary_of
+from stenograph.core.drift import DriftReport
 from stenograph.core.json_pieces import Written, json_whole
 from stenograph.export.ledger_rows import LedgerPage, ledger_rows
 from stenograph.export.lines import leaves
-from stenograph.export.strand_facts import session_facts
 from stenograph.export.why import session_findings
 from stenograph.model.tokenizer import Tokenizer
-from stenograph.render.drift import DriftReport
+from stenograph.session.facts import session_facts
 from stenograph.session.session import Session
 
 
@@ -65,7 +65,7 @@ def session_documents(
     """The answers for a session. `reports` has the drift of each line by its last node's id, `drift` is what the drift
     route says of them. Its vocabulary has the ids alone that occur in it."""
     facts, id_ = session_facts(session), session.id
-    look, discarded, rows = TokenLook.of(facts), session.strands.discarded, session.ledger.rows(session.ledger.num_rows)
+    look, rows = TokenLook.of(facts), session.ledger.rows(session.ledger.num_rows)
     lines = leaves(facts.nodes)
     contents = {tokens_path(id_, leaf.id): token_page(LineTurns.of(leaf), 0, leaf.num_tokens, look) for leaf in lines}
     vocabulary = vocabulary_of(tokenizer, {one for page in contents.values() for one in ids_of_page(page)})
@@ -73,11 +73,9 @@ def session_documents(
     ref: VocabularyRef = {"hash": vocabulary.digest, "size": tokenizer.vocab_size}
     shape = console_session(
         facts,
-        discarded,
         look,
         created_at=session.created_at,
         busy=False,
-        metadata=session.options.metadata,
         num_requests=session.ledger.num_requests,
         vocabulary=ref,
     )
@@ -89,7 +87,7 @@ def session_documents(
     }
     told: dict[str, object] = {
         shape_path(id_): shape,
-        told_path(id_, "why"): session_findings(id_, facts, discarded, reports, rows, session.ledger.num_requests),
+        told_path(id_, "why"): session_findings(facts, reports, rows, session.ledger.num_requests),
         told_path(id_, "drift"): drift,
         told_path(id_, "ledger"): ledger,
     }

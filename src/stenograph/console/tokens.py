@@ -13,14 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stenograph.core.history_kinds import HistoryKind
+from stenograph.core.kinds import TRAINED_KINDS, HistoryKind
 from stenograph.core.logprobs import known_logprobs
 from stenograph.core.outcome import RolloutVerdict
-from stenograph.core.strand_kinds import TRAINED_KINDS
 from stenograph.core.types import LogprobsKind
 from stenograph.export.lines import kept_leaves, leaves
-from stenograph.export.strand_facts import SessionFacts
 from stenograph.export.turn_rows import BY_PREFERENCE
+from stenograph.trajectory.strand_facts import SessionFacts
 from stenograph.trajectory.turn import CommittedTurn, Node
 
 TOKEN_BYTES = 9

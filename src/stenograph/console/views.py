@@ -13,17 +13,16 @@ import numpy as np
 
 from stenograph.console.tokens import TokenLook, kept_lines, shown_kind
 from stenograph.core.chat import ParsedReply
-from stenograph.core.history_kinds import HistoryKind
+from stenograph.core.drift import FORBIDDEN, DriftReport
 from stenograph.core.json_pieces import joined, json_pieces
 from stenograph.core.json_types import Count, Hex32
+from stenograph.core.kinds import HistoryKind
 from stenograph.core.logprobs import known_logprobs
 from stenograph.core.messages import Message
 from stenograph.core.types import FinishReason, LogprobsKind, SamplingParams
-from stenograph.export.lines import WireSpan, leaves, spans_json
+from stenograph.export.lines import StrandRow, WireSpan, leaves, spans_json, strand_row
 from stenograph.export.records import DiscardedTurns, RecordedRewrite, WireOutcome, discarded_json, outcome_json
-from stenograph.export.strand_facts import SessionFacts, StrandFacts, StrandRow
-from stenograph.render.drift import FORBIDDEN, DriftReport
-from stenograph.trajectory.history import Discarded
+from stenograph.trajectory.strand_facts import SessionFacts, StrandFacts
 from stenograph.trajectory.turn import Node, TurnStatus
 
 MAX_TURNS = 200
@@ -181,12 +180,10 @@ class TurnPage(TypedDict):
 
 def console_session(
     facts: SessionFacts,
-    discarded: Discarded,
     look: TokenLook,
     *,
     created_at: float,
     busy: bool,
-    metadata: Mapping[str, object],
     num_requests: int,
     vocabulary: VocabularyRef | None,
 ) -> ConsoleSession:
@@ -208,17 +205,17 @@ def console_session(
         "created_at": created_at,
         "history": facts.history,
         "group": facts.group,
-        "metadata": metadata,
+        "metadata": facts.metadata,
         "outcome": outcome_json(facts.outcome),
         "busy": busy,
         "num_turns": len(nodes),
         "sampled_tokens": sum(len(node.turn.sampled.ids) for node in nodes),
         "trained_tokens": sum(look.trained.values()),
         "num_requests": num_requests,
-        "discarded": discarded_json(discarded),
+        "discarded": discarded_json(facts.discarded),
         "main": None if main is None else main.id,
         "lines": lines,
-        "strands": [strand.row() for strand in facts.strands],
+        "strands": [strand_row(strand) for strand in facts.strands],
         "turns": _columns(nodes, {id_: strand.number for id_, strand in by_node.items()}, look),
         "versions": list(look.versions),
         "vocabulary": vocabulary,

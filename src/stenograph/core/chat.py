@@ -8,7 +8,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Literal, Protocol, Self
 
 import msgspec
 import xxhash
@@ -19,7 +19,7 @@ from stenograph.core.messages import Message, ReplyDelta, Tool
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.routing import Routing
 from stenograph.core.stages import Stage
-from stenograph.core.types import Chunk, EngineReply, Prompt, SampledTurn, SamplingParams, Usage
+from stenograph.core.types import Chunk, EngineReply, FinishReason, Prompt, SampledTurn, SamplingParams, Usage
 
 
 class Asked(enum.StrEnum):
@@ -384,3 +384,19 @@ class ChatReply(Struct, frozen=True, kw_only=True, gc=False):
     written: EngineReply | None = None
     stages_s: Mapping[Stage, float] = msgspec.field(default_factory=dict[Stage, float])
     fills_context: bool = False
+
+
+TextFinish = Literal["stop", "length", "abort"]
+
+FINISHES: Mapping[FinishReason, TextFinish] = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.ABORT: "abort",
+}
+
+ReplyFinish = Literal["stop", "length", "abort", "tool_calls"]
+
+
+def finish_of(reason: FinishReason, message: Message) -> ReplyFinish:
+    """The finish of a reply to a chat."""
+    return "tool_calls" if reason is FinishReason.STOP and message.tool_calls else FINISHES[reason]

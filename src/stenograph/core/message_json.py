@@ -1,23 +1,12 @@
-"""Messages and finishes as JSON: the shape that chats, records and engines with a chat route share. Pure."""
+"""Messages as JSON: the shape that chats, records and engines with a chat route share. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal, NotRequired, TypedDict
 
 import msgspec
 
 from stenograph.core.json_types import Count
 from stenograph.core.messages import Message, Role
-from stenograph.core.types import FinishReason
-
-TextFinish = Literal["stop", "length", "abort"]
-
-FINISHES: Mapping[FinishReason, TextFinish] = {
-    FinishReason.STOP: "stop",
-    FinishReason.LENGTH: "length",
-    FinishReason.ABORT: "abort",
-}
-
-ReplyFinish = Literal["stop", "length", "abort", "tool_calls"]
 
 
 class RepliedFunction(TypedDict):
@@ -95,8 +84,3 @@ def _sent_body(message: Message) -> RepliedMessage:
     if message.tool_call_id is not None:
         body["tool_call_id"] = message.tool_call_id
     return body
-
-
-def finish_of(reason: FinishReason, message: Message) -> ReplyFinish:
-    """The finish of a reply to a chat."""
-    return "tool_calls" if reason is FinishReason.STOP and message.tool_calls else FINISHES[reason]

@@ -8,10 +8,10 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
+from stenograph.core.kinds import StrandKind
 from stenograph.core.outcome import RolloutVerdict, TokenFate
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.stages import Stage
-from stenograph.core.strand_kinds import StrandKind
 
 
 class TurnEnd(enum.StrEnum):

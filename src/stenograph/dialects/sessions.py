@@ -14,10 +14,9 @@ from msgspec import Meta
 
 from stenograph.core.budgets import Budgets
 from stenograph.core.errors import InvalidRequest
-from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
+from stenograph.core.kinds import AfterLength, Compat, HistoryKind, StrandKind
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.sampling_rules import SamplingRules
-from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.types import token_ids
 from stenograph.core.weights import SaltPolicy
 from stenograph.dialects.common.json_bodies import decode_json, decode_part, shown

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from stenograph.core.json_types import Count, Hex32
 from stenograph.export.records import WireOutcome, outcome_json
-from stenograph.export.strand_facts import SessionFacts
+from stenograph.trajectory.strand_facts import SessionFacts
 from stenograph.trajectory.turn import Node, TurnStatus, line_ids
 
 COMPARED_TOKENS = 65_536

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 from stenograph.core.json_types import Count, Hex32
-from stenograph.core.strand_kinds import StrandKind
-from stenograph.export.strand_facts import SessionFacts
+from stenograph.core.kinds import StrandKind
 from stenograph.trajectory.commits import LedgerRow
+from stenograph.trajectory.strand_facts import SessionFacts
 
 
 class LedgerEntry(TypedDict):

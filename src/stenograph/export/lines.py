@@ -5,13 +5,16 @@ children are derived from parents. Numbers per token are made in samples.py.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypedDict
 
 from stenograph.core.errors import SamplesInconsistent
 from stenograph.core.json_types import Count
+from stenograph.core.kinds import StrandKind
+from stenograph.core.outcome import RolloutVerdict
 from stenograph.core.types import WeightSpan
+from stenograph.trajectory.strand_facts import SessionFacts, StrandFacts
 from stenograph.trajectory.turn import Node, TurnStatus, line_ids
 
 
@@ -217,3 +220,68 @@ def _check_ids(line: SampleLine) -> None:
 def inconsistent(node: Node, what: str) -> SamplesInconsistent:
     """The error to raise where a turn does not fit its line; `what` is about "it", the turn."""
     return SamplesInconsistent(f"Turn {node.depth - 1} of its line (node {node.id}): {what}.")
+
+
+class StrandRow(TypedDict):
+    """A strand in a session's metadata. `leaf` is its latest turn, None if its turns have all been replaced."""
+
+    strand: Count
+    kind: StrandKind
+    rule: str | None
+    client: str | None
+    agent_id: str
+    chapter: Count
+    continues: Count | None
+    num_turns: Count
+    num_tokens: Count
+    leaf: Count | None
+
+
+class LeftOut(TypedDict):
+    """Strands that became no samples, and their sampled tokens."""
+
+    strands: Count
+    sampled_tokens: Count
+
+
+def strand_row(strand: StrandFacts) -> StrandRow:
+    """A strand as plain values."""
+    return {
+        "strand": strand.number,
+        "kind": strand.kind,
+        "rule": strand.rule,
+        "client": strand.client,
+        "agent_id": strand.agent_id,
+        "chapter": strand.chapter,
+        "continues": strand.continues,
+        "num_turns": len(strand.nodes),
+        "num_tokens": strand.num_tokens,
+        "leaf": None if strand.latest is None else strand.latest.id,
+    }
+
+
+def left_out(facts: SessionFacts, lines: Sequence[SampleLine], failed: Sequence[SampleLine] = ()) -> dict[str, LeftOut]:
+    """By kind, the strands that these lines are of, and the sampled tokens in them, each counted once; those of
+    `failed` lines together, as `infra_failed`."""
+    told: dict[str, LeftOut] = {}
+    for strand, num_tokens in _counted(facts, lines):
+        _add(told, strand.kind, num_tokens)
+    for _, num_tokens in _counted(facts, failed):
+        _add(told, RolloutVerdict.INFRA_FAILED, num_tokens)
+    return told
+
+
+def _counted(facts: SessionFacts, lines: Sequence[SampleLine]) -> Iterator[tuple[StrandFacts, int]]:
+    """The strands that these lines are of, with the sampled tokens in them."""
+    by_node, found = facts.by_node(), dict[int, set[int]]()
+    for line in lines:
+        found.setdefault(by_node[line.leaf.id].number, set()).update(part.node.id for part in line.parts)
+    for number, ids in found.items():
+        nodes = facts.strands[number].nodes
+        yield facts.strands[number], sum(len(node.turn.sampled.ids) for node in nodes if node.id in ids)
+
+
+def _add(told: dict[str, LeftOut], name: str, num_tokens: int) -> None:
+    row = told.setdefault(name, {"strands": 0, "sampled_tokens": 0})
+    row["strands"] += 1
+    row["sampled_tokens"] += num_tokens

@@ -14,28 +14,17 @@ from typing import Annotated, Literal, NotRequired, TypedDict, cast
 import msgspec
 from msgspec import Meta
 
-from stenograph.core.chat import Asked, ParseFault, ParseProblem
-from stenograph.core.history_kinds import HistoryKind
+from stenograph.core.chat import Asked, ParseFault, ParseProblem, ReplyFinish, finish_of
+from stenograph.core.drift import DriftFacts
 from stenograph.core.ids_json import encode_ids, pieces_of
 from stenograph.core.json_pieces import PIECE_VALUES, Written, as_chunked_list, joined, json_pieces
 from stenograph.core.json_types import Count, Hex32, Logprob, TokenIds
-from stenograph.core.message_json import (
-    NumberedMessage,
-    RepliedMessage,
-    ReplyFinish,
-    finish_of,
-    message_body,
-    numbered_body,
-)
+from stenograph.core.message_json import NumberedMessage, RepliedMessage, message_body, numbered_body
 from stenograph.core.messages import Message
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.stages import AFTER_WRITING
-from stenograph.core.types import FinishReason, LogprobsKind, SampledTurn, SessionId
-from stenograph.export.lines import WireSpan, spans_json
-from stenograph.export.strand_facts import LeftOut, StrandRow
-from stenograph.render.drift import DriftFacts
-from stenograph.session.session import Session
-from stenograph.session.shelf import ShelvedSession
+from stenograph.core.types import FinishReason, LogprobsKind, SampledTurn
+from stenograph.export.lines import LeftOut, StrandRow, WireSpan, spans_json
 from stenograph.trajectory.history import Discarded
 from stenograph.trajectory.turn import CommittedTurn, Node, TurnStatus, line_ids
 
@@ -169,22 +158,6 @@ class WireOutcome(TypedDict):
     detail: str | None
 
 
-class SessionSummary(TypedDict):
-    """A session in a list. `created_at` is in seconds of the epoch."""
-
-    session_id: Hex32
-    created_at: float
-    history: HistoryKind
-    num_turns: Count
-    num_strands: Count
-    num_tokens: Count
-    discarded: DiscardedTurns
-    busy: bool | None
-    group: str | None
-    outcome: WireOutcome | None
-    metadata: Mapping[str, object]
-
-
 class SessionMetadata(TypedDict):
     """The session's own metadata, and the server's keys over it; unless it is linear, also `tree` (docs/samples.md).
 
@@ -290,50 +263,11 @@ def discarded_json(discarded: Discarded) -> DiscardedTurns:
     return {"turns": discarded.num_turns, "sampled_tokens": discarded.num_tokens}
 
 
-def session_id_of(session: Session | ShelvedSession) -> SessionId:
-    """The id of a session of a list."""
-    return session.opened.session_id if isinstance(session, ShelvedSession) else session.id
-
-
 def outcome_json(outcome: SessionOutcome | None) -> WireOutcome | None:
     """A session's outcome as plain values; None if it has none."""
     if outcome is None:
         return None
     return {"reward": outcome.reward, "verdict": outcome.verdict, "detail": outcome.detail}
-
-
-def session_summary(session: Session | ShelvedSession) -> SessionSummary:
-    """One entry of `GET /sessions`."""
-    if isinstance(session, ShelvedSession):
-        opened, totals = session.opened, session.totals
-        has_turns = bool(totals.num_turns or totals.num_discarded_turns)
-        return {
-            "session_id": opened.session_id,
-            "created_at": opened.created_at,
-            "history": opened.history,
-            "num_turns": totals.num_turns,
-            "num_strands": totals.num_strands if opened.history is HistoryKind.STRANDS else int(has_turns),
-            "num_tokens": totals.num_tokens,
-            "discarded": {"turns": totals.num_discarded_turns, "sampled_tokens": totals.num_discarded_tokens},
-            "busy": session.is_busy,
-            "group": opened.group,
-            "outcome": outcome_json(session.outcome),
-            "metadata": opened.metadata,
-        }
-    strands = session.strands
-    return {
-        "session_id": session.id,
-        "created_at": session.created_at,
-        "history": session.options.history,
-        "num_turns": strands.num_turns,
-        "num_strands": len(strands.kept),
-        "num_tokens": strands.num_tokens,
-        "discarded": discarded_json(strands.discarded),
-        "busy": session.is_busy,
-        "group": session.options.group,
-        "outcome": outcome_json(session.outcome),
-        "metadata": session.options.metadata,
-    }
 
 
 def _record(node: Node, request: Mapping[str, object]) -> Record:

@@ -16,12 +16,11 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from stenograph.core.history_kinds import Compat, HistoryKind
 from stenograph.core.json_pieces import as_chunked_list, as_list
 from stenograph.core.json_types import Count, Logprob, TokenIds
+from stenograph.core.kinds import Compat, HistoryKind, StrandKind
 from stenograph.core.logprobs import Logprobs, known_logprobs
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome
-from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.types import LogprobsKind, WeightSpan
 from stenograph.export.custody import CUSTODY, DigestChain
 from stenograph.export.lines import (
@@ -33,11 +32,12 @@ from stenograph.export.lines import (
     leaves,
     owners,
     spans_json,
+    strand_row,
     whole_line,
 )
 from stenograph.export.replay import ReplayRows, ReplayShape, indexer_topk, replayable, routed_experts
-from stenograph.export.strand_facts import SessionFacts, StrandFacts
 from stenograph.export.turn_rows import TurnRow, check_kind, kinds_of_turns, sampling_mask, turn_rows
+from stenograph.trajectory.strand_facts import SessionFacts, StrandFacts
 from stenograph.trajectory.turn import Node, TurnStatus
 
 Decode = Callable[["array[int]"], str]
@@ -262,7 +262,7 @@ def _servers_own(
     if group is not None:
         ours[GROUP] = group
     if strand is not None:
-        row: Mapping[str, object] = strand.row()
+        row: Mapping[str, object] = strand_row(strand)
         ours.update((key, row[key]) for key in STRAND_KEYS)
     if mismatches is not None and line.leaf.id in mismatches:
         ours[MISMATCH] = mismatches[line.leaf.id]

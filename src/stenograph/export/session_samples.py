@@ -6,20 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict, cast
 
-from stenograph.core.history_kinds import HistoryKind
+from stenograph.core.drift import DriftReport, drift_json
 from stenograph.core.json_pieces import as_list
-from stenograph.core.strand_kinds import TRAINED_KINDS, StrandKind
+from stenograph.core.kinds import TRAINED_KINDS, HistoryKind, StrandKind
 from stenograph.core.types import LogprobsKind
-from stenograph.export.lines import tree_metadata
+from stenograph.export.lines import left_out, strand_row, tree_metadata
 from stenograph.export.records import SessionMetadata, discarded_json, outcome_json
 from stenograph.export.replay import ReplayShape
-from stenograph.export.samples import EmptyReason, JsonSample, SampleSet, make_samples, to_json
-from stenograph.export.strand_facts import SessionFacts
-from stenograph.render.drift import DriftReport
-from stenograph.render.drift import to_json as drift_json
-from stenograph.render.renderer import Renderer
-from stenograph.session.session import SessionOptions
-from stenograph.trajectory.history import Discarded
+from stenograph.export.samples import Decode, EmptyReason, JsonSample, SampleSet, make_samples, to_json
+from stenograph.trajectory.strand_facts import SessionFacts
 from stenograph.trajectory.turn import Node, line_ids
 
 
@@ -47,13 +42,11 @@ class SampleWishes:
 
 def session_samples(
     facts: SessionFacts,
-    nodes: Sequence[Node],
-    options: SessionOptions,
     reports: Mapping[int, DriftReport],
-    discarded: Discarded,
     *,
     wishes: SampleWishes,
-    renderer: Renderer,
+    decode: Decode,
+    max_trim_tokens: int,
     replay_shape: ReplayShape | None,
 ) -> tuple[SampleSet, SessionMetadata]:
     """The samples of a session, and its metadata. `reports` has the drift of each line by its last node's id.
@@ -62,14 +55,14 @@ def session_samples(
     """
     told = {leaf_id: drift_json(report) for leaf_id, report in reports.items()}
     made = make_samples(
-        nodes,
-        decode=renderer.tokenizer.decode,
+        facts.nodes,
+        decode=decode,
         max_seq_len=wishes.max_seq_len,
-        max_trim_tokens=renderer.max_trim_tokens,
+        max_trim_tokens=max_trim_tokens,
         replay_shape=replay_shape,
-        metadata={**options.metadata, **wishes.metadata},
+        metadata={**facts.metadata, **wishes.metadata},
         mismatches={leaf_id: mismatches for leaf_id, mismatches in told.items() if mismatches is not None},
-        discarded=discarded_json(discarded),
+        discarded=discarded_json(facts.discarded),
         session=facts,
         kinds=wishes.kinds,
         required=wishes.required,
@@ -77,25 +70,20 @@ def session_samples(
     )
     latest = facts.latest
     report = None if latest is None else reports[latest.id]
-    metadata = session_metadata(options, facts, latest, report, discarded, renderer)
-    metadata["left_out"] = facts.left_out(made.left_out, made.failed)
+    metadata = session_metadata(facts, latest, report, max_trim_tokens=max_trim_tokens)
+    metadata["left_out"] = left_out(facts, made.left_out, made.failed)
     return made, metadata
 
 
 def session_metadata(
-    options: SessionOptions,
-    facts: SessionFacts,
-    latest: Node | None,
-    report: DriftReport | None,
-    discarded: Discarded,
-    renderer: Renderer,
+    facts: SessionFacts, latest: Node | None, report: DriftReport | None, *, max_trim_tokens: int
 ) -> SessionMetadata:
     """The session's own metadata, overridden by the server's keys for the line to `latest` and for all strands."""
     metadata: SessionMetadata = {
         "accumulated_token_ids": line_ids(latest),
-        "max_trim_tokens": renderer.max_trim_tokens,
-        "discarded": discarded_json(discarded),
-        "strands": [strand.row() for strand in facts.strands],
+        "max_trim_tokens": max_trim_tokens,
+        "discarded": discarded_json(facts.discarded),
+        "strands": [strand_row(strand) for strand in facts.strands],
         "rewrites": Counter(one.rule for node in facts.nodes for one in node.turn.rewrites),
     }
     if facts.outcome is not None:
@@ -105,9 +93,9 @@ def session_metadata(
     mismatches = [] if report is None else drift_json(report)
     if mismatches is not None:  # a line that the template cannot show was not compared
         metadata["tito_session_mismatch"] = mismatches
-    if options.history is not HistoryKind.LINEAR:
+    if facts.history is not HistoryKind.LINEAR:
         metadata["tree"] = tree_metadata(facts.nodes)
-    return cast("SessionMetadata", {**options.metadata, **metadata})
+    return cast("SessionMetadata", {**facts.metadata, **metadata})
 
 
 def json_samples(

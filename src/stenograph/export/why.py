@@ -11,15 +11,14 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from stenograph.core.chat import Asked
+from stenograph.core.drift import FORBIDDEN, Drift, DriftReport
 from stenograph.core.json_types import Count, Hex32
+from stenograph.core.kinds import TRAINED_KINDS
 from stenograph.core.messages import Role
 from stenograph.core.outcome import RolloutVerdict
-from stenograph.core.strand_kinds import TRAINED_KINDS
 from stenograph.export.ledger_rows import LedgerEntry, ledger_rows
-from stenograph.export.strand_facts import SessionFacts, StrandFacts
-from stenograph.render.drift import FORBIDDEN, Drift, DriftReport
 from stenograph.trajectory.commits import LedgerRow
-from stenograph.trajectory.history import Discarded
+from stenograph.trajectory.strand_facts import SessionFacts, StrandFacts
 from stenograph.trajectory.turn import Node, TurnStatus
 
 MAX_LISTED = 32
@@ -101,23 +100,20 @@ class Evidence:
     in the ledger there are the first 10,000."""
 
     facts: SessionFacts
-    discarded: Discarded = field(default_factory=Discarded)
     reports: Mapping[int, DriftReport] = field(default_factory=dict[int, DriftReport])
     requests: Sequence[LedgerEntry] = ()
 
 
 def session_findings(
-    session_id: str,
     facts: SessionFacts,
-    discarded: Discarded,
     reports: Mapping[int, DriftReport],
     rows: Sequence[LedgerRow],
     num_requests: int,
 ) -> SessionFindings:
     """A session's findings for its reader. `reports` has the drift of each line, `rows` the requests in its ledger."""
-    evidence = Evidence(facts=facts, discarded=discarded, reports=reports, requests=ledger_rows(rows, facts))
+    evidence = Evidence(facts=facts, reports=reports, requests=ledger_rows(rows, facts))
     return {
-        "session_id": session_id,
+        "session_id": facts.session_id,
         "findings": findings(evidence),
         "num_turns": len(facts.nodes),
         "num_requests": num_requests,
@@ -184,7 +180,7 @@ def _of_session(evidence: Evidence) -> Iterator[SampleFinding]:
     elif outcome.reward is None:
         told = f"The outcome is {outcome.verdict}, but it has no reward."
         yield _finding(FindingKind.NO_REWARD, Gravity.NOTE, told, see=("/outcome",))
-    gone = evidence.discarded
+    gone = facts.discarded
     if gone.num_turns:
         told = f"{_num(gone.num_turns, 'turn')} with {_num(gone.num_tokens, 'sampled token')} had been committed and"
         told += " were replaced, because a client asked again from an earlier message. They are in no sample."

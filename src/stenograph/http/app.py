@@ -15,7 +15,7 @@ from stenograph import __version__
 from stenograph.core.clock import Clock, SystemClock
 from stenograph.core.day import Day
 from stenograph.core.errors import InvalidRequest, StartupError, StorageLost
-from stenograph.core.history_kinds import Compat
+from stenograph.core.kinds import Compat
 from stenograph.core.loaded import entry
 from stenograph.core.settings import Switch
 from stenograph.dialects.base import Spoken
@@ -61,7 +61,8 @@ from stenograph.session.keyed_openings import KeyedOpenings
 from stenograph.session.manager import SessionManager
 from stenograph.session.services import TurnServices
 from stenograph.session.shelf import Shelf
-from stenograph.session.weights import Weights, WeightSync
+from stenograph.session.weight_sync import WeightSync
+from stenograph.session.weights import Weights
 from stenograph.store.base import SessionStore
 from stenograph.store.folder import DataFolder
 from stenograph.trajectory.commits import ModelMark

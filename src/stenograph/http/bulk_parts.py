@@ -19,9 +19,9 @@ from stenograph.dialects.sessions import BulkSamplesRequest
 from stenograph.export.arrow import bulk_arrow
 from stenograph.export.group_rollouts import RolloutFacts
 from stenograph.export.safetensors import to_safetensors
-from stenograph.export.strand_facts import session_facts
 from stenograph.http.session_routes import SessionRoutes, delete_as_it_was, revision_of
 from stenograph.http.wire import count_error
+from stenograph.session.facts import session_facts
 from stenograph.session.rollout_points import RolloutPoint, point_of
 from stenograph.session.selection import SessionFilter, created_at, id_of, selected
 

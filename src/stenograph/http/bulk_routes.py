@@ -6,7 +6,7 @@ its error in its place, and spoils no other.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypedDict
@@ -17,9 +17,11 @@ from starlette.responses import Response
 
 from stenograph.core.errors import InvalidRequest, SessionNotFound, WorkerUnavailable
 from stenograph.core.json_types import Count, Hex32
+from stenograph.core.kinds import HistoryKind
+from stenograph.core.types import SessionId
 from stenograph.dialects.sessions import SESSION_STATES, BulkSamplesRequest, decode_bulk_samples
 from stenograph.export.arrow import MEDIA_TYPE, ArrowMissing, bulk_arrow
-from stenograph.export.records import SessionSummary, session_id_of, session_summary
+from stenograph.export.records import DiscardedTurns, WireOutcome, discarded_json, outcome_json
 from stenograph.http.bulk_parts import PASSED_ON, OwnParts, Pieces, SessionParts, sized
 from stenograph.http.create_route import decoded
 from stenograph.http.route import ID, STORED, TEXT, All, Asking, Reach, Schema, one_answer, parameter, route
@@ -59,6 +61,22 @@ _PAGE = (
 )
 _DELETED_AT_ONCE = 100
 """Sessions of one group, which is one sync; each is read before it goes."""
+
+
+class SessionSummary(TypedDict):
+    """A session in a list. `created_at` is in seconds of the epoch."""
+
+    session_id: Hex32
+    created_at: float
+    history: HistoryKind
+    num_turns: Count
+    num_strands: Count
+    num_tokens: Count
+    discarded: DiscardedTurns
+    busy: bool | None
+    group: str | None
+    outcome: WireOutcome | None
+    metadata: Mapping[str, object]
 
 
 class SessionPage(TypedDict):
@@ -244,3 +262,42 @@ def wanted_by(wire: BulkSamplesRequest) -> SessionFilter:
     """The filter of a request for samples."""
     state = None if wire.state is None else SessionState(wire.state)
     return SessionFilter(group=wire.group, state=state, metadata=wire.where or {})
+
+
+def session_id_of(session: Session | ShelvedSession) -> SessionId:
+    """The id of a session of a list."""
+    return session.opened.session_id if isinstance(session, ShelvedSession) else session.id
+
+
+def session_summary(session: Session | ShelvedSession) -> SessionSummary:
+    """One entry of `GET /sessions`."""
+    if isinstance(session, ShelvedSession):
+        opened, totals = session.opened, session.totals
+        has_turns = bool(totals.num_turns or totals.num_discarded_turns)
+        return {
+            "session_id": opened.session_id,
+            "created_at": opened.created_at,
+            "history": opened.history,
+            "num_turns": totals.num_turns,
+            "num_strands": totals.num_strands if opened.history is HistoryKind.STRANDS else int(has_turns),
+            "num_tokens": totals.num_tokens,
+            "discarded": {"turns": totals.num_discarded_turns, "sampled_tokens": totals.num_discarded_tokens},
+            "busy": session.is_busy,
+            "group": opened.group,
+            "outcome": outcome_json(session.outcome),
+            "metadata": opened.metadata,
+        }
+    strands = session.strands
+    return {
+        "session_id": session.id,
+        "created_at": session.created_at,
+        "history": session.options.history,
+        "num_turns": strands.num_turns,
+        "num_strands": len(strands.kept),
+        "num_tokens": strands.num_tokens,
+        "discarded": discarded_json(strands.discarded),
+        "busy": session.is_busy,
+        "group": session.options.group,
+        "outcome": outcome_json(session.outcome),
+        "metadata": session.options.metadata,
+    }

@@ -32,20 +32,21 @@ from stenograph.console.views import (
     turn_page,
 )
 from stenograph.console.vocabulary import VocabularyBytes, VocabularyMaker
+from stenograph.core.drift import DriftReport
 from stenograph.core.errors import InvalidRequest, RouteNotFound
 from stenograph.export.group_rollouts import RolloutFacts
 from stenograph.export.lines import leaves
-from stenograph.export.strand_facts import SessionFacts, StrandFacts, session_facts
 from stenograph.http.bulk_parts import Pieces, SessionParts
 from stenograph.http.console_page import console_file, console_page
 from stenograph.http.processes import Moments
 from stenograph.http.route import STORED, TEXT, Needs, Schema, in_json, one_answer, parameter, route
 from stenograph.http.session_routes import SessionRoutes, check_query, number_of
 from stenograph.http.wire import ClosedStream, delivery_of, in_pieces, json_in_pieces, json_response
-from stenograph.render.drift import DriftReport
+from stenograph.session.facts import session_facts
 from stenograph.session.rollout_points import RolloutPoint
 from stenograph.session.selection import SessionFilter
 from stenograph.session.session import Session
+from stenograph.trajectory.strand_facts import SessionFacts, StrandFacts
 from stenograph.trajectory.turn import Node
 
 _BYTES_PER_TURN = 64
@@ -171,11 +172,9 @@ class ConsoleRoutes:
         work = partial(
             console_session,
             look.facts,
-            session.strands.discarded,
             look.tokens,
             created_at=session.created_at,
             busy=session.is_busy,
-            metadata=session.options.metadata,
             num_requests=session.ledger.num_requests,
             vocabulary=ref,
         )

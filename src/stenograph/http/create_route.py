@@ -10,8 +10,8 @@ from starlette.responses import Response
 
 from stenograph.core.budgets import Budgets
 from stenograph.core.errors import Draining, IdempotencyMismatch, InvalidRequest, LimitExceeded
-from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
 from stenograph.core.json_types import Hex32
+from stenograph.core.kinds import AfterLength, Compat, HistoryKind
 from stenograph.dialects.sessions import CreateSession, decode_create
 from stenograph.engine.base import Engine
 from stenograph.http.auth import Doorman, SessionTokens

@@ -17,7 +17,7 @@ from stenograph.engine.settings import URLS
 from stenograph.http.route import All, Asking, Needs, Who, parameter, route
 from stenograph.http.session_routes import check_query
 from stenograph.http.wire import json_response, read_json
-from stenograph.session.weights import WeightSync
+from stenograph.session.weight_sync import WeightSync
 
 
 class EngineRow(TypedDict):

@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TypedDict
 
+from stenograph.core.drift import DriftFacts, DriftReport, drift_json, num_by_class
 from stenograph.core.json_pieces import as_list
 from stenograph.core.json_types import Count, Hex32
-from stenograph.export.line_drift import line_drift
 from stenograph.offload.kept_values import KeptValues
 from stenograph.offload.pool import CpuPool
-from stenograph.render.drift import DriftFacts, DriftReport, num_by_class
-from stenograph.render.drift import to_json as drift_json
 from stenograph.render.renderer import Renderer
+from stenograph.session.facts import line_drift
 from stenograph.trajectory.turn import Node
 
 KEPT_DRIFTS = 20_000

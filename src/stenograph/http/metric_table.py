@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from stenograph.core.errors import Limit, StenographError
+from stenograph.core.kinds import StrandKind
 from stenograph.core.outcome import NO_VERDICT, RolloutVerdict, TokenFate
 from stenograph.core.stages import Stage
-from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.telemetry import GrammarStep, SessionEnd, TurnEnd
 from stenograph.engine.base import Outcome
 

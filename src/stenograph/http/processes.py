@@ -18,7 +18,7 @@ from stenograph.http.engine_routes import EngineRoutes
 from stenograph.http.metrics import Metrics
 from stenograph.session.admission import Capacity, Limits
 from stenograph.session.keyed_openings import KeyedOpenings, OpenedElsewhere
-from stenograph.session.weights import Followers, WeightSync
+from stenograph.session.weight_sync import Followers, WeightSync
 
 RefuseAt = Callable[[str, StenographError], Refusal]
 """The error of a request that came to a path."""

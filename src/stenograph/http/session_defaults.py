@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from stenograph.core.errors import InvalidRequest, StartupError
-from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
+from stenograph.core.kinds import AfterLength, Compat, HistoryKind
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.settings import Switch
 from stenograph.core.weights import CacheSalt, SaltPolicy

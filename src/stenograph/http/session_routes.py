@@ -13,6 +13,7 @@ from typing import TypedDict, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from stenograph.core.drift import DriftReport, num_by_class
 from stenograph.core.errors import (
     InvalidRequest,
     LimitExceeded,
@@ -23,7 +24,7 @@ from stenograph.core.errors import (
 )
 from stenograph.core.json_pieces import as_list
 from stenograph.core.json_types import Count, Hex32
-from stenograph.core.strand_kinds import TRAINED_KINDS, StrandKind
+from stenograph.core.kinds import TRAINED_KINDS, StrandKind
 from stenograph.core.types import LogprobsKind
 from stenograph.dialects.sessions import (
     AbortRequest,
@@ -51,7 +52,6 @@ from stenograph.export.replay import ReplayShape
 from stenograph.export.safetensors import to_safetensors
 from stenograph.export.samples import SampleSet
 from stenograph.export.session_samples import JsonSamples, SampleWishes, json_samples, session_metadata, session_samples
-from stenograph.export.strand_facts import SessionFacts, session_facts
 from stenograph.export.why import SessionFindings, session_findings
 from stenograph.http.auth import KEY_QUERY
 from stenograph.http.create_route import decoded
@@ -62,12 +62,13 @@ from stenograph.http.settings import Settings
 from stenograph.http.wire import in_pieces, json_in_pieces, json_response
 from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
-from stenograph.render.drift import DriftReport, num_by_class
 from stenograph.render.renderer import Renderer
+from stenograph.session.facts import session_facts
 from stenograph.session.manager import SessionManager
 from stenograph.session.selection import SessionFilter, SessionState, selected
 from stenograph.session.services import TurnServices
 from stenograph.session.session import Session
+from stenograph.trajectory.strand_facts import SessionFacts
 from stenograph.trajectory.turn import Node
 
 T = TypeVar("T")
@@ -168,11 +169,11 @@ class SessionRoutes:
         wanted = request.query_params.get("records", "full")
         if wanted not in ("full", "delta"):
             raise InvalidRequest(f"records must be 'full' or 'delta', got {wanted[:20]!r}.", param="/records")
-        facts, discarded = session_facts(session), session.strands.discarded
+        facts = session_facts(session)
         latest = facts.latest if (number := request.query_params.get("strand")) is None else _strand(facts, number)
 
         report = None if latest is None else await self.drifts.of(session.id, latest)
-        work = partial(session_metadata, session.options, facts, latest, report, discarded, self.renderer)
+        work = partial(session_metadata, facts, latest, report, max_trim_tokens=self.renderer.max_trim_tokens)
         num_bytes = (0 if latest is None else latest.num_tokens * _BYTES_PER_TOKEN) + _bytes_of(facts)
         metadata = await self.pool.run(work, num_bytes=num_bytes)
         if latest is not None and report is not None:
@@ -286,9 +287,9 @@ class SessionRoutes:
         session = await self._look(request)
         ledger = session.ledger
         rows = [row async for chunk in self.share.pieces(ledger.chunks()) for row in chunk]
-        facts, discarded = session_facts(session), session.strands.discarded  # after the rows, whose strands it has
+        facts = session_facts(session)  # after the rows, whose strands it has
         by_leaf = {leaf.id: report for leaf, report in await self.drift_of(session, leaves(facts.nodes))}
-        work = partial(session_findings, session.id, facts, discarded, by_leaf, rows, ledger.num_requests)
+        work = partial(session_findings, facts, by_leaf, rows, ledger.num_requests)
         num_bytes = _bytes_of(facts) + _BYTES_PER_ROW * len(rows)
         return json_in_pieces(self.share, await self.pool.run(work, num_bytes=num_bytes))
 
@@ -361,20 +362,18 @@ class SessionRoutes:
 
         Raises SamplesInconsistent.
         """
-        facts, discarded = session_facts(session), session.strands.discarded
-        nodes = tuple(session.nodes)
+        facts = session_facts(session)
+        nodes = facts.nodes
         by_leaf = {leaf.id: report for leaf, report in await self.drift_of(session, leaves(nodes))}
         num_bytes = _BYTES_PER_TOKEN * sum(node.turn.num_tokens for node in nodes)
         made, metadata = await self.pool.run(
             partial(
                 session_samples,
                 facts,
-                nodes,
-                session.options,
                 by_leaf,
-                discarded,
                 wishes=wishes,
-                renderer=self.renderer,
+                decode=self.renderer.tokenizer.decode,
+                max_trim_tokens=self.renderer.max_trim_tokens,
                 replay_shape=self.replay_shape,
             ),
             num_bytes=num_bytes,

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from stenograph.core.chat import Remaining, Spelling, StreamPiece
 from stenograph.core.clock import Clock
 from stenograph.core.errors import StenographError
-from stenograph.core.history_kinds import Compat
+from stenograph.core.kinds import Compat
 from stenograph.core.stages import Stage, StageTimes
 from stenograph.dialects.base import Decoded, Dialect, Incoming, StreamWriter
 from stenograph.dialects.common.errors import refusal_in_miles

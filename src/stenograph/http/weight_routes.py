@@ -30,7 +30,7 @@ from stenograph.dialects.weight_commands import (
 from stenograph.http.metric_table import Metric, MetricType
 from stenograph.http.route import Needs, Who, route
 from stenograph.http.wire import json_response, read_json
-from stenograph.session.weights import SyncResult, UpdateOutcome, WeightSync, next_version
+from stenograph.session.weight_sync import SyncResult, UpdateOutcome, WeightSync, next_version
 
 
 class WeightsUpdated(TypedDict):

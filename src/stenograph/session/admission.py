@@ -16,7 +16,7 @@ from msgspec import Struct
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ChatRequest, TurnRequest
 from stenograph.core.errors import Draining, InvalidRequest, Limit, LimitExceeded
-from stenograph.core.history_kinds import HistoryKind
+from stenograph.core.kinds import HistoryKind
 from stenograph.core.stages import StageTimes
 from stenograph.session.kept import StoredReply
 from stenograph.session.ledger import NO_NOTE, LedgerNote

@@ -6,8 +6,7 @@ request no rule gives another kind. So it holds before anybody knows which stran
 """
 
 from stenograph.core.errors import BudgetSpent, Limit
-from stenograph.core.history_kinds import HistoryKind
-from stenograph.core.strand_kinds import WORK_KINDS, StrandKind
+from stenograph.core.kinds import WORK_KINDS, HistoryKind, StrandKind
 from stenograph.session.request import RequestRun
 from stenograph.session.session import Session
 

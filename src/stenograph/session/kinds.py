@@ -31,8 +31,8 @@ import msgspec
 from msgspec import Struct
 
 from stenograph.core.chat import ChatRequest, CompletionRequest
+from stenograph.core.kinds import UNLABELLED, Label, StrandKind
 from stenograph.core.messages import Message, Role
-from stenograph.core.strand_kinds import UNLABELLED, Label, StrandKind
 from stenograph.core.types import GrammarKind
 
 SHIPPED_RULES = Path(__file__).with_name("side.toml").read_text(encoding="utf-8")

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from stenograph.core.clock import Clock, SystemClock
 from stenograph.core.errors import StenographError
-from stenograph.core.strand_kinds import UNLABELLED, Label, StrandKind
+from stenograph.core.kinds import UNLABELLED, Label, StrandKind
 from stenograph.session.request import TurnOutcome
 from stenograph.trajectory.commits import LedgerRow
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from stenograph.core.budgets import NO_BUDGETS
 from stenograph.core.chat import ChatRequest, TurnRequest
 from stenograph.core.errors import Draining, SessionNotFound, StorageUnavailable
-from stenograph.core.history_kinds import Compat
+from stenograph.core.kinds import Compat
 from stenograph.core.stages import Stage, StageTimes
 from stenograph.core.telemetry import SessionEnd, Telemetry, TurnEnd, TurnReport
 from stenograph.core.types import RequestId, SessionId

@@ -25,8 +25,8 @@ from stenograph.core.chat import (
 from stenograph.core.clock import Clock
 from stenograph.core.day import Day
 from stenograph.core.errors import InvalidRequest, TruncatedGeneration, UnrenderableMessage
-from stenograph.core.history_kinds import Compat
 from stenograph.core.ids_json import PIECE_IDS, encode_ids, pieces_of
+from stenograph.core.kinds import Compat
 from stenograph.core.messages import Message
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.types import Grammar, Prompt, RequestId, SamplingParams, token_ids
@@ -44,8 +44,7 @@ from stenograph.session.settings import OverBudget
 from stenograph.session.strand import Seats, Strand, chapter_of
 from stenograph.trajectory.history import Attachment
 from stenograph.trajectory.latest import LineText
-from stenograph.trajectory.line_rewrites import rewrites_after
-from stenograph.trajectory.matching import num_compared
+from stenograph.trajectory.matching import num_compared, rewrites_after
 from stenograph.trajectory.turn import Node, PromptContext, TurnStatus, last_line_ids, line_ids
 
 FRAME_BYTES = 32

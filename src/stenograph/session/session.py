@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from stenograph.core.budgets import NO_BUDGETS, Budgets
 from stenograph.core.errors import ModelMismatch, SessionNotFound, StorageUnavailable
-from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
+from stenograph.core.kinds import AfterLength, Compat, HistoryKind
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome, TokenFate
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.types import RequestId, SessionId

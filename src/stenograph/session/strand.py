@@ -14,11 +14,9 @@ from msgspec import Struct, field
 
 from stenograph.core.chat import Asked, ChatRequest, KnownMessages, PastLine
 from stenograph.core.errors import BudgetSpent, CallerError, Limit, SessionBusy
-from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
+from stenograph.core.kinds import TRAINED_KINDS, UNLABELLED, AfterLength, Compat, HistoryKind, Label, StrandKind
 from stenograph.core.messages import Message, Role
-from stenograph.core.strand_kinds import TRAINED_KINDS, UNLABELLED, Label, StrandKind
 from stenograph.core.types import Prompt, SessionId
-from stenograph.session.strand_kinds import StrandSight, kinds_of
 from stenograph.trajectory.canonical import PinRule
 from stenograph.trajectory.chapters import earlier_line, has_frame_of
 from stenograph.trajectory.commits import PlacedTurn, StrandOpened
@@ -27,6 +25,7 @@ from stenograph.trajectory.latest import LatestLine
 from stenograph.trajectory.matching import HarnessMatcher, Matcher, StrictMatcher
 from stenograph.trajectory.opening_key import opening_key
 from stenograph.trajectory.pins import PinnedOpenings
+from stenograph.trajectory.strand_facts import StrandSight, kinds_of
 from stenograph.trajectory.tree import TreeHistory
 from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext, line_messages
 

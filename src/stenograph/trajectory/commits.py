@@ -15,9 +15,8 @@ from msgspec import Struct
 
 from stenograph.core.budgets import NO_BUDGETS, Budgets
 from stenograph.core.chat import Remaining
-from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
+from stenograph.core.kinds import UNLABELLED, AfterLength, Compat, HistoryKind, Label
 from stenograph.core.sampling_rules import SamplingRules
-from stenograph.core.strand_kinds import UNLABELLED, Label
 from stenograph.core.types import SessionId
 from stenograph.core.weights import FOLLOWING, CacheSalt
 from stenograph.trajectory.canonical import Canonical

@@ -16,7 +16,7 @@ from msgspec import Struct
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import Asked
 from stenograph.core.errors import HistoryMismatch, NothingToAnswer, Rollback, SessionInvariant, TruncatedGeneration
-from stenograph.core.history_kinds import AfterLength, Compat
+from stenograph.core.kinds import AfterLength, Compat
 from stenograph.core.messages import Message, Role
 from stenograph.trajectory.matching import Matcher
 from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext, TurnStatus, line_ids

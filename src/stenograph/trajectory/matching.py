@@ -15,9 +15,13 @@ from typing import Protocol, cast
 import msgspec
 from msgspec.structs import replace
 
+from stenograph.core.blame import Blame, RequestPart
+from stenograph.core.chat import ChatRequest
 from stenograph.core.errors import StartupError
 from stenograph.core.messages import Message, Role, ToolCall
-from stenograph.trajectory.text_calls import CALLS_END, added_text, comparable, read_calls
+from stenograph.core.rewrites import AppliedRewrite, kept_text
+from stenograph.trajectory.text_calls import CALLS_END, added_text, comparable, read_calls, rewrites_of
+from stenograph.trajectory.turn import Node
 
 _THOUGHT = re.compile(r"<(?:think|thinking|budget:thinking)>(.*?)</(?:think|thinking|budget:thinking)>(.*)", re.DOTALL)
 """The part that LiteLLM takes out of a text that begins with it, and sends back as reasoning."""
@@ -219,3 +223,18 @@ def _number(value: object) -> object:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value
+
+
+def rewrites_after(request: ChatRequest, parent: Node | None) -> tuple[AppliedRewrite, ...]:
+    """The changes that a turn after `parent` keeps: those before matching, but for those of messages that the line
+    has, and those that made the last reply of what the client sent in its place."""
+    if parent is None:
+        return request.rewrites
+    place = request.place_of(parent.num_messages - 1)
+    new = tuple(one for one in request.rewrites if one.message is None or one.message > place)
+    where = request.spelling.pointer(Blame(RequestPart.MESSAGES, place, ("content",))) or ""
+    of_reply = tuple(
+        AppliedRewrite(rule=one.rule, where=where, before=kept_text(one.from_text), after=kept_text(one.to_text))
+        for one in rewrites_of(parent.turn.reply.message, request.messages[parent.num_messages - 1])
+    )
+    return (*new, *of_reply)

@@ -7,7 +7,7 @@ samples are made (export/lines.py), not here.
 from array import array
 from collections.abc import Sequence
 
-from stenograph.core.history_kinds import AfterLength
+from stenograph.core.kinds import AfterLength
 from stenograph.core.messages import Message
 from stenograph.trajectory.history import (
     Attachment,

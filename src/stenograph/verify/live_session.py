@@ -25,11 +25,11 @@ from stenograph.core.types import Chunk, FinishReason, RequestId, all_finite, to
 from stenograph.dialects.openai.chat import decode_chat
 from stenograph.dialects.settings import UnknownFields
 from stenograph.engine.base import Capabilities, Engine, EngineHealth, GenerateRequest
-from stenograph.export.line_drift import line_drift
 from stenograph.offload.pool import CpuPool
 from stenograph.render.conversations import WEATHER, call
 from stenograph.render.renderer import Renderer
 from stenograph.session.admission import Limits, Place
+from stenograph.session.facts import line_drift
 from stenograph.session.manager import SessionManager
 from stenograph.session.request import TurnOutcome
 from stenograph.session.services import TurnServices

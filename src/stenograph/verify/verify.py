@@ -13,12 +13,13 @@ from itertools import product
 import msgspec
 from msgspec import structs
 
+from stenograph.core.drift import DriftClass
 from stenograph.core.errors import UnrenderableMessage
 from stenograph.core.messages import Message, Tool, ToolCall
 from stenograph.core.types import Finish, FinishReason, SamplingParams
 from stenograph.render.append_proof import Law, Proof, rewrite_of
 from stenograph.render.conversations import ExampleExchange, appended, exchanges, user
-from stenograph.render.drift import DriftClass, find_drift
+from stenograph.render.drift import find_drift
 from stenograph.render.renderer import Renderer
 from stenograph.verify.findings import Check, Difference, Finding, describe, first_difference, kinds_of
 from stenograph.verify.long_session import grow

@@ -3,7 +3,7 @@
 import pytest
 
 from stenograph.cli.run_report import drift_line
-from stenograph.render.drift import DriftClass
+from stenograph.core.drift import DriftClass
 
 NONE = {str(kind): 0 for kind in DriftClass}
 """A line's counts as a server tells them: each class, found or not."""

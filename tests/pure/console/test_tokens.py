@@ -21,12 +21,11 @@ from stenograph.console.tokens import (
     token_page,
     trained_tokens,
 )
-from stenograph.core.history_kinds import HistoryKind
+from stenograph.core.kinds import TRAINED_KINDS, HistoryKind, StrandKind
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome
-from stenograph.core.strand_kinds import TRAINED_KINDS, StrandKind
 from stenograph.core.types import SamplingParams
 from stenograph.export.samples import make_samples
-from stenograph.export.strand_facts import SessionFacts, StrandFacts
+from stenograph.trajectory.strand_facts import SessionFacts, StrandFacts
 from stenograph.trajectory.turn import Node, line_ids
 
 NewSession = Callable[[], Any]

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from msgspec.structs import force_setattr
 
 from stenograph.console.views import turn_page
+from stenograph.core.kinds import StrandKind
 from stenograph.core.messages import Message, Role
-from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.types import SamplingParams
-from stenograph.export.strand_facts import StrandFacts
+from stenograph.trajectory.strand_facts import StrandFacts
 
 NewSession = Callable[[], Any]
 

@@ -7,15 +7,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.json_pieces import json_pieces
+from stenograph.core.kinds import HistoryKind, StrandKind
 from stenograph.core.outcome import SessionOutcome
-from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.types import FinishReason, SamplingParams
 from stenograph.export.arrow import to_arrow
 from stenograph.export.replay import ReplayShape
 from stenograph.export.samples import make_samples, to_json
-from stenograph.export.strand_facts import SessionFacts, StrandFacts
+from stenograph.trajectory.strand_facts import SessionFacts, StrandFacts
 
 NewSession = Callable[[], Any]
 ReplayText = Callable[[int], str]

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenograph.core.errors import SamplesInconsistent
-from stenograph.core.history_kinds import Compat, HistoryKind
 from stenograph.core.json_pieces import json_pieces
+from stenograph.core.kinds import Compat, HistoryKind
 from stenograph.core.types import FinishReason
 from stenograph.export.replay import ReplayShape
 from stenograph.export.samples import Sample, make_samples, to_json
-from stenograph.export.strand_facts import SessionFacts
+from stenograph.trajectory.strand_facts import SessionFacts
 from stenograph.trajectory.turn import TurnStatus
 
 NewSession = Callable[[], Any]

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.json_pieces import json_pieces
-from stenograph.core.strand_kinds import StrandKind
+from stenograph.core.kinds import HistoryKind, StrandKind
 from stenograph.core.support import SupportColumns, SupportWriter
 from stenograph.export.arrow import to_arrow
 from stenograph.export.custody import DigestChain
@@ -19,7 +18,7 @@ from stenograph.export.safetensors import to_safetensors
 from stenograph.export.sample_check import KeptTurns, Trained, sample_faults
 from stenograph.export.sample_files import FiledSample, NoSampleFile, sample_file
 from stenograph.export.samples import Sample, make_samples, to_json
-from stenograph.export.strand_facts import SessionFacts, StrandFacts
+from stenograph.trajectory.strand_facts import SessionFacts, StrandFacts
 
 NewSession = Callable[[], Any]
 FORMATS = ("safetensors", "json", "arrow")

@@ -10,14 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenograph.core.errors import SamplesInconsistent
-from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.json_pieces import json_pieces
+from stenograph.core.kinds import HistoryKind, StrandKind
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome
-from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.types import FinishReason, Grammar, GrammarKind, LogprobsKind, SamplingParams
-from stenograph.export.lines import kept_leaves
+from stenograph.export.lines import kept_leaves, left_out
 from stenograph.export.samples import EmptyReason, Sample, SampleSet, make_samples, to_json
-from stenograph.export.strand_facts import SessionFacts, StrandFacts
+from stenograph.trajectory.strand_facts import SessionFacts, StrandFacts
 from stenograph.trajectory.turn import TurnStatus, line_ids
 
 NewSession = Callable[[], Any]
@@ -372,7 +371,7 @@ def test_a_failure_of_the_infrastructure_gives_no_sample_unless_it_is_asked_for(
         assert made == every
         return
     assert (made.samples, made.empty_reason) == ((), EmptyReason.INFRA_FAILED)
-    assert facts.left_out(made.left_out, made.failed) == {"infra_failed": {"strands": 1, "sampled_tokens": 2}}
+    assert left_out(facts, made.left_out, made.failed) == {"infra_failed": {"strands": 1, "sampled_tokens": 2}}
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf"), {"a": float("-inf")}])

@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import force_setattr
 
-from stenograph.core.history_kinds import HistoryKind
+from stenograph.core.kinds import HistoryKind, Label, StrandKind
 from stenograph.core.messages import Tool
-from stenograph.core.strand_kinds import Label, StrandKind
 from stenograph.core.types import Prompt, SessionId, token_ids
-from stenograph.export.lines import leaves, whole_line
-from stenograph.export.strand_facts import SessionFacts, StrandFacts, session_facts
+from stenograph.export.lines import leaves, left_out, strand_row, whole_line
+from stenograph.session.facts import session_facts
 from stenograph.session.session import Session, SessionOptions
 from stenograph.session.strand import Strand
 from stenograph.trajectory.history import Attachment
+from stenograph.trajectory.strand_facts import SessionFacts, StrandFacts
 from stenograph.trajectory.turn import Node, PromptContext
 
 NewSession = Callable[[], Any]
@@ -62,7 +62,7 @@ def test_a_session_s_own_line_is_its_main_strand_s_however_late_a_title_comes(ne
     facts = session_facts(session)
     assert facts.latest is first
     assert facts.by_node() == {first.id: facts.strands[0], beside.id: facts.strands[1]}
-    assert facts.strands[1].row() == {
+    assert strand_row(facts.strands[1]) == {
         "strand": 1,
         "kind": "auxiliary",
         "rule": None,
@@ -85,7 +85,7 @@ def test_what_is_told_of_a_strand_is_what_it_says(new_session: NewSession) -> No
     commit(session, later, by_hand, None)
     later.label = Label(rule="a rule", client="a client")
     later.continues, later.chapter, later.agent_id = main, 1, "agent"
-    row: Any = session_facts(session).strands[1].row()
+    row: Any = strand_row(session_facts(session).strands[1])
     told = {name: row[name] for name in ("kind", "continues", "chapter", "rule", "client", "agent_id")}
     assert told == {
         "kind": "main",
@@ -101,7 +101,7 @@ def test_what_is_told_of_a_strand_is_what_it_says(new_session: NewSession) -> No
 def test_a_session_without_turns_has_no_strand_and_no_line(kind: HistoryKind) -> None:
     facts = session_facts(held(kind))
     assert (list(facts.strands), facts.nodes, facts.latest, facts.by_node()) == ([], [], None, {})
-    assert facts.left_out([]) == {}
+    assert left_out(facts, []) == {}
 
 
 @given(turns=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 3)), min_size=1, max_size=8), data=st.data())
@@ -132,4 +132,4 @@ def test_left_out_counts_each_strand_and_each_token_once(
             row = expected.setdefault(kind, {"strands": 0, "sampled_tokens": 0})
             row["strands"] += 1
             row["sampled_tokens"] += sum(len(node.turn.sampled.ids) for node in theirs)
-    assert facts.left_out([whole_line(end, max_trim_tokens=0) for end in ends]) == expected
+    assert left_out(facts, [whole_line(end, max_trim_tokens=0) for end in ends]) == expected

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from stenograph.core.drift import DriftReport
 from stenograph.core.types import Finish, FinishReason, SamplingParams
 from stenograph.render.conversations import WEATHER, ExampleExchange, call, result, said, user
-from stenograph.render.drift import DriftReport, find_drift
+from stenograph.render.drift import find_drift
 from stenograph.render.renderer import Renderer
 from stenograph.reply.reading import Inside
 from stenograph.verify.template_reply import may_answer, sampled_as

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stenograph.core.drift import Drift, DriftClass, DriftReport, drift_json, num_by_class
 from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.types import Finish, FinishReason, SamplingParams
 from stenograph.families import family_for
 from stenograph.model.files import load_model_files
 from stenograph.model.tokenizer import Tokenizer
-from stenograph.render.drift import Drift, DriftClass, DriftReport, find_drift, num_by_class, to_json
+from stenograph.render.drift import find_drift
 from stenograph.render.family import Family
 from stenograph.render.renderer import Renderer
 from stenograph.render.template.template import ChatTemplate
@@ -121,7 +122,7 @@ def talk(renderer: Renderer) -> Line:
 def test_a_line_of_several_turns_with_tools_has_no_drift(talk: Line) -> None:
     assert talk.report() == DriftReport()
     assert talk.report().is_clean
-    assert to_json(talk.report()) == []
+    assert drift_json(talk.report()) == []
     assert set(num_by_class(talk.report()).values()) == {0}
 
 
@@ -451,7 +452,7 @@ def test_what_the_template_refuses_is_an_outcome(renderer: Renderer) -> None:
     assert "too long" in (report.unrenderable or "")
     assert not report.is_clean
     assert not report.is_forbidden
-    assert to_json(report) is None
+    assert drift_json(report) is None
     assert isinstance(Line(renderer).report(), DriftReport)
 
 
@@ -465,7 +466,7 @@ def test_arguments_nested_too_deeply_are_an_outcome(renderer: Renderer) -> None:
 
 
 def test_a_report_is_written_with_the_fields_that_trainers_read(talk: Line) -> None:
-    (value,) = to_json(talk.replaced(0, 1).report()) or []
+    (value,) = drift_json(talk.replaced(0, 1).report()) or []
     assert list(value) == ["type", "segment_index", "expected_text", "actual_text", "detail", "start", "end"]
     assert value["type"] == "special_token_count"
     assert json.loads(json.dumps(value)) == value

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stenograph.core.chat import ChatRequest, CompletionRequest
+from stenograph.core.kinds import UNLABELLED, Label, StrandKind
 from stenograph.core.messages import Message, Role, Tool
-from stenograph.core.strand_kinds import UNLABELLED, Label, StrandKind
 from stenograph.core.types import Grammar, GrammarKind, SamplingParams
 from stenograph.session.kinds import (
     SEARCHED_CHARS,
@@ -25,7 +25,7 @@ from stenograph.session.kinds import (
     KindRules,
     Sighting,
 )
-from stenograph.session.strand_kinds import StrandSight, kinds_of
+from stenograph.trajectory.strand_facts import StrandSight, kinds_of
 
 SHIPPED = KindRules.read(SHIPPED_RULES)
 CHAT = "/sessions/a/v1/chat/completions"

@@ -5,7 +5,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from stenograph.core.chat import ChatRequest
 from stenograph.core.errors import SessionBusy
-from stenograph.core.history_kinds import AfterLength, HistoryKind
+from stenograph.core.kinds import AfterLength, HistoryKind
 from stenograph.core.messages import Message, Role
 from stenograph.core.types import SessionId
 from stenograph.session.strand import Seats, Strands

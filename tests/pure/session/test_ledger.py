@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenograph.core.strand_kinds import UNLABELLED, Label, StrandKind
+from stenograph.core.kinds import UNLABELLED, Label, StrandKind
 from stenograph.session.ledger import (
     MAX_CLIENT_TEXTS,
     MAX_LISTED,

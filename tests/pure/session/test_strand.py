@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from stenograph.core.chat import ChatRequest, ParsedReply, TextPrint
 from stenograph.core.errors import HistoryMismatch, SessionBusy, TruncatedGeneration
-from stenograph.core.history_kinds import AfterLength, HistoryKind
+from stenograph.core.kinds import AfterLength, HistoryKind
 from stenograph.core.messages import Message, Role, Tool
 from stenograph.core.types import Finish, FinishReason, Prompt, RequestId, SampledTurn, SessionId, token_ids
 from stenograph.session.strand import NUM_KNOWN, Seats, Strand, Strands

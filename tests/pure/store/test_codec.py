@@ -19,13 +19,12 @@ from stenograph.core.budgets import Budgets, OverLimit
 from stenograph.core.chat import Asked, ParsedReply, ParseFault, ParseProblem, Remaining, ToolChoice, ToolMode
 from stenograph.core.day import Day
 from stenograph.core.errors import SessionDamaged
-from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
+from stenograph.core.kinds import AfterLength, Compat, HistoryKind, Label, StrandKind
 from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.stages import StageTimes
-from stenograph.core.strand_kinds import Label, StrandKind
 from stenograph.core.types import (
     EngineTimes,
     Finish,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ParsedReply
 from stenograph.core.errors import HistoryMismatch, TruncatedGeneration
-from stenograph.core.history_kinds import AfterLength
+from stenograph.core.kinds import AfterLength
 from stenograph.core.messages import Message, Role, Tool
 from stenograph.core.types import Finish, FinishReason, RequestId, SampledTurn, token_ids
 from stenograph.trajectory.history import Attachment

@@ -31,7 +31,7 @@ from stenograph.core.errors import (
     UpstreamInvalid,
     UpstreamRefused,
 )
-from stenograph.core.history_kinds import Compat
+from stenograph.core.kinds import Compat
 from stenograph.dialects.base import Refusal, Refuse
 
 _TYPES: dict[type[StenographError], str] = {

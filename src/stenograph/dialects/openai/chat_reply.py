@@ -11,17 +11,11 @@ from typing import Annotated, Literal, NotRequired, TypedDict
 import msgspec
 from msgspec import Meta
 
-from stenograph.core.chat import ChatReply, ReplyOptions, Spelling, StreamPiece
+from stenograph.core.chat import ChatReply, ReplyFinish, ReplyOptions, Spelling, StreamPiece, finish_of
 from stenograph.core.errors import StenographError
 from stenograph.core.json_pieces import PIECE_VALUES, as_chunked_list, joined, json_pieces
 from stenograph.core.json_types import Count, Logprob, TokenIds
-from stenograph.core.message_json import (
-    RepliedMessage,
-    ReplyFinish,
-    finish_of,
-    message_body,
-    numbered_body,
-)
+from stenograph.core.message_json import RepliedMessage, message_body, numbered_body
 from stenograph.core.messages import ReplyDelta, ToolCallDelta
 from stenograph.core.sse import EVENT_STREAM_HEADERS, STILL_ALIVE, data_event, data_event_pieces
 from stenograph.core.types import Usage

@@ -10,11 +10,10 @@ from typing import Literal, NotRequired, TypedDict
 
 import msgspec
 
-from stenograph.core.chat import ChatReply, ReplyOptions, Spelling, StreamPiece
+from stenograph.core.chat import FINISHES, ChatReply, ReplyOptions, Spelling, StreamPiece, TextFinish
 from stenograph.core.errors import StenographError
 from stenograph.core.json_pieces import as_chunked_list, json_pieces
 from stenograph.core.json_types import Count, Logprob, TokenIds
-from stenograph.core.message_json import FINISHES, TextFinish
 from stenograph.core.sse import EVENT_STREAM_HEADERS, STILL_ALIVE, data_event, data_event_pieces
 from stenograph.core.types import Chunk
 from stenograph.dialects.common.errors import error_body

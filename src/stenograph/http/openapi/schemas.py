@@ -34,7 +34,7 @@ from stenograph.dialects.gemini.fields import WireContent
 from stenograph.dialects.gemini.reply import GenerateContentResponse
 from stenograph.dialects.openai.chat_fields import CHAT_FIELDS, WireMessage
 from stenograph.dialects.openai.chat_reply import ChatCompletion, ChatCompletionChunk
-from stenograph.dialects.openai.completions_fields import COMPLETION_FIELDS
+from stenograph.dialects.openai.completions import COMPLETION_FIELDS
 from stenograph.dialects.openai.completions_reply import TextCompletion
 from stenograph.dialects.responses.fields import RESPONSES_FIELDS
 from stenograph.dialects.settings import UnknownFields

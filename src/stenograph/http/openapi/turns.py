@@ -36,7 +36,7 @@ from stenograph.dialects.gemini.reply import GenerateContentResponse
 from stenograph.dialects.openai.chat import CHAT_PATH
 from stenograph.dialects.openai.chat_fields import WireChatRequest
 from stenograph.dialects.openai.chat_reply import ChatCompletion, ChatCompletionChunk
-from stenograph.dialects.openai.completions_fields import WireCompletionRequest
+from stenograph.dialects.openai.completions import WireCompletionRequest
 from stenograph.dialects.openai.completions_reply import TextCompletion
 from stenograph.dialects.openai.dialect import COMPLETIONS_PATH
 from stenograph.dialects.responses.fields import WireResponsesRequest

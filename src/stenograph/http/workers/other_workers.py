@@ -13,7 +13,8 @@ import msgspec
 from stenograph.core.errors import InvalidRequest, WorkerUnavailable
 from stenograph.http.workers.peers import Peers
 from stenograph.http.workers.state_file import StateFile
-from stenograph.session.weights import Followers, SyncState
+from stenograph.session.weight_sync import Followers
+from stenograph.session.weights import SyncState
 
 log = logging.getLogger(__name__)
 

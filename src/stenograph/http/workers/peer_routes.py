@@ -33,7 +33,8 @@ from stenograph.http.workers.other_workers import ABORT_PATH, ENGINES_PATH, FOLL
 from stenograph.http.workers.state_file import StateFile
 from stenograph.session.keyed_openings import KeyedOpenings
 from stenograph.session.selection import SessionFilter
-from stenograph.session.weights import SyncState, WeightSync
+from stenograph.session.weight_sync import WeightSync
+from stenograph.session.weights import SyncState
 
 OPENED_PATH = "/workers/opened"
 KEY_HEADER = "idempotency-key"

@@ -36,7 +36,8 @@ from stenograph.http.workers.shared_capacity import CapacityPage, SharedCapacity
 from stenograph.http.workers.state_file import StateFile
 from stenograph.session.admission import Limits
 from stenograph.session.keyed_openings import KeyedOpenings, OpenedElsewhere
-from stenograph.session.weights import SyncState, WeightSync
+from stenograph.session.weight_sync import WeightSync
+from stenograph.session.weights import SyncState
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,9 @@ import msgspec
 
 from stenograph.core.budgets import Budgets
 from stenograph.core.chat import Remaining
-from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
+from stenograph.core.kinds import UNLABELLED, AfterLength, Compat, HistoryKind, Label, StrandKind
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.sampling_rules import SamplingRules
-from stenograph.core.strand_kinds import UNLABELLED, Label, StrandKind
 from stenograph.core.types import SessionId
 from stenograph.core.weights import FOLLOWING, CacheSalt, SaltPolicy
 from stenograph.store.codec.rows import RowDamaged

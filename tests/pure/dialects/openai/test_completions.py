@@ -29,8 +29,7 @@ from stenograph.core.types import (
 from stenograph.dialects.common.sampling_fields import Rule
 from stenograph.dialects.openai.chat import decode_chat
 from stenograph.dialects.openai.chat_reply import DONE, StreamEncoder
-from stenograph.dialects.openai.completions import PIECE_BYTES, decode_completion
-from stenograph.dialects.openai.completions_fields import COMPLETION_FIELDS
+from stenograph.dialects.openai.completions import COMPLETION_FIELDS, PIECE_BYTES, decode_completion
 from stenograph.dialects.openai.completions_reply import CompletionStreamEncoder
 from stenograph.dialects.settings import UnknownFields
 

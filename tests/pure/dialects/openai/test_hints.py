@@ -9,8 +9,7 @@ from stenograph.core.errors import InvalidRequest
 from stenograph.dialects.common.json_bodies import nearest
 from stenograph.dialects.openai.chat import decode_chat
 from stenograph.dialects.openai.chat_fields import CHAT_FIELDS
-from stenograph.dialects.openai.completions import decode_completion
-from stenograph.dialects.openai.completions_fields import COMPLETION_FIELDS
+from stenograph.dialects.openai.completions import COMPLETION_FIELDS, decode_completion
 from stenograph.dialects.settings import UnknownFields
 
 MESSAGES = [{"role": "user", "content": "hi"}]

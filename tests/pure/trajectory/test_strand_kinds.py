@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenograph.core.strand_kinds import StrandKind
-from stenograph.session.strand_kinds import StrandSight, kinds_of
+from stenograph.core.kinds import StrandKind
+from stenograph.trajectory.strand_facts import StrandSight, kinds_of
 
 MAIN, UNKNOWN, AUXILIARY = StrandKind.MAIN, StrandKind.UNKNOWN, StrandKind.AUXILIARY
 
