@@ -487,6 +487,27 @@ def test_a_repetition_penalty_counts_the_turn_s_own_tokens(
     assert worst["turn"] < TOLERANCE_NATS < worst["line"]
 
 
+# -- routing hints
+
+
+@MODES
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_data_parallel_rank_is_taken_and_one_that_is_not_there_is_refused(
+    sglang: RealSGLang, mode: str, stream: bool
+) -> None:
+    with stenograph(sglang, mode) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        for hints in (
+            {"extra_body": {"routed_dp_rank": 0, "bootstrap_host": "127.0.0.1", "bootstrap_room": 7}},
+            {"extra_headers": {"X-data-parallel-rank": "0"}},
+        ):
+            asked: Any = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, **hints}
+            reply = client.chat.completions.create(stream=stream, **asked)
+            assert list(reply) if stream else reply.choices
+        asked = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "extra_body": {"routed_dp_rank": 1}}
+        with pytest.raises(openai.BadRequestError, match=r"routed_dp_rank=1 out of range \[0, 1\)"):
+            list(client.chat.completions.create(stream=stream, **asked))
+
+
 # -- a fleet
 
 
