@@ -18,7 +18,7 @@ from stenograph.core.errors import StartupError
 from stenograph.core.types import ID_TYPECODE, token_ids
 from stenograph.model.settings import EncoderKind
 
-_IDS_AT_ONCE = 1 << 18
+IDS_AT_ONCE = 1 << 18
 """Numbers that become ids in one call, which holds the GIL: a millisecond."""
 
 
@@ -121,8 +121,8 @@ class FastEncoder:
             return self._reference.encode(text)
         found = np.frombuffer(numbers, dtype="<u4")
         ids = token_ids()
-        for start in range(0, len(found), _IDS_AT_ONCE):
-            ids.frombytes(self._ids[found[start : start + _IDS_AT_ONCE]].tobytes())
+        for start in range(0, len(found), IDS_AT_ONCE):
+            ids.frombytes(self._ids[found[start : start + IDS_AT_ONCE]].tobytes())
         return ids
 
 

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from stenograph.core.errors import StartupError, TokenizationFailed, UnrenderableMessage
 from stenograph.core.types import token_ids
-from stenograph.model.fast_encoder import choose_encoder
+from stenograph.model.fast_encoder import IDS_AT_ONCE, choose_encoder
 from stenograph.model.settings import EncoderKind
 from stenograph.model.tokenizer_json import AddedToken, plain_tokenizer_json, read_tokenizer_json, token_bytes
 
@@ -121,11 +121,11 @@ class Tokenizer:
         end = 0
         for token, start, stop in self._find(text, _trusted_runs(spans)):
             if start > end:
-                ids.extend(self._encoded(text[end:start]))
+                self._extend(ids, text[end:start])
             ids.append(token.id)
             end = stop
         if end < len(text):
-            ids.extend(self._encoded(text[end:]))
+            self._extend(ids, text[end:])
         return ids
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
@@ -152,6 +152,12 @@ class Tokenizer:
     def text_stream(self, *, skip_special: bool, keep: Collection[int] = ()) -> "TextStream":
         """A new incremental decoder; it belongs to one reader. Of the special ids those in `keep` are not skipped."""
         return TextStream(self, skip=self.special_ids.difference(keep) if skip_special else frozenset())
+
+    def _extend(self, ids: "array[int]", text: str) -> None:
+        """Add the ids of a text without added tokens, so many at once: each call keeps the GIL."""
+        more = self._encoded(text)
+        for start in range(0, len(more), IDS_AT_ONCE):
+            ids.extend(more[start : start + IDS_AT_ONCE])
 
     def _encoded(self, text: str) -> "array[int]":
         """Ids of a text without added tokens; not the caller's to change."""

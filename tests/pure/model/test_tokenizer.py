@@ -134,3 +134,10 @@ def test_a_merge_that_is_none_or_makes_an_added_token_stops_the_start(
     with pytest.raises(StartupError) as caught:
         Tokenizer(json.dumps(document))
     assert why in str(caught.value)
+
+
+def test_the_ids_of_a_long_text_are_added_in_pieces(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "some text \u4e2d " * 20
+    whole = tokenizer.encode(f"<|im_start|>{text}<|im_end|>{text}")
+    monkeypatch.setattr("stenograph.model.tokenizer.IDS_AT_ONCE", 7)
+    assert tokenizer.encode(f"<|im_start|>{text}<|im_end|>{text}") == whole

@@ -5,6 +5,7 @@ decoder holds the GIL for what it is given at once. Knows no dialect's fields bu
 """
 
 import re
+from codecs import utf_8_decode
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TypeVar
@@ -62,10 +63,13 @@ def check_utf8(body: bytes) -> None:
     """Raise InvalidJson unless the whole body is UTF-8: msgspec does not look into strings that it skips."""
     if body.isascii():  # four times as fast, and makes no copy
         return
-    try:
-        body.decode()
-    except UnicodeDecodeError as error:
-        raise InvalidJson(f"The body is not UTF-8: {error.reason} at byte {error.start}.") from error
+    start, view = 0, memoryview(body)
+    while start < len(body):
+        end = start + _BYTES_AT_ONCE
+        try:
+            start += utf_8_decode(view[start:end], "strict", end >= len(body))[1]
+        except UnicodeDecodeError as error:
+            raise InvalidJson(f"The body is not UTF-8: {error.reason} at byte {start + error.start}.") from error
 
 
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
