@@ -1,1 +1,1 @@
-"""Benchmarks of the repository itself; not installed. scripts/bench runs them."""
+"""Measures what the repository promises of itself. A checkout has it, and `stenograph bench` runs it; no wheel does."""

@@ -16,16 +16,16 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from stenograph.bench.kit.client import BUFFER_BYTES, Failures, LoadClient, RequestFailed, address, open_session, unread
-from stenograph.bench.kit.conversation import Conversation, Messages
-from stenograph.bench.kit.processes import Child, Children
-from stenograph.bench.kit.quantiles import summary_ms
-from stenograph.bench.kit.reply_shape import ReplyShape, assistant_fragment
-from stenograph.bench.kit.runner import cached_model
-from stenograph.bench.kit.servers import start_probe, start_serve, start_standin
-from stenograph.bench.kit.steps import new_runner, nothing_collected, say
-from stenograph.bench.responsiveness.load import Load
-from stenograph.bench.responsiveness.scenarios import Scenario
+from benchmarks.kit.client import BUFFER_BYTES, Failures, LoadClient, RequestFailed, address, open_session, unread
+from benchmarks.kit.conversation import Conversation, Messages
+from benchmarks.kit.processes import Child, Children
+from benchmarks.kit.quantiles import summary_ms
+from benchmarks.kit.reply_shape import ReplyShape, assistant_fragment
+from benchmarks.kit.runner import cached_model
+from benchmarks.kit.servers import start_probe, start_serve, start_standin
+from benchmarks.kit.steps import new_runner, nothing_collected, say
+from benchmarks.responsiveness.load import Load
+from benchmarks.responsiveness.scenarios import Scenario
 from stenograph.model.files import load_model_files
 
 NUM_VIEWERS, PERIOD_S, PAGE_TOKENS = 8, 0.25, 8192

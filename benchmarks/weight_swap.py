@@ -170,6 +170,22 @@ def told_of(name: str, steps: Sequence[TimedStep], begin: float, end: float) -> 
     }
 
 
+def updated(rig: Rig, folder: Path, version: str) -> dict[str, float]:
+    """Update once; returns the round's figures."""
+    before = rig.wait_until_all_decode()
+    begin = time.perf_counter()
+    answer_s = rig.update(folder, version)
+    decoding = rig.wait_until_all_decode()
+    swapped, swap_s = rig.loop.acts[-1]
+    return {
+        "answer_s": answer_s,
+        "swap_ms": swap_s * 1e3,
+        **told_of("quiet", rig.core.steps, before, begin),
+        **told_of("reading", rig.core.steps, begin, swapped),
+        **told_of("after", rig.core.steps, swapped + swap_s, decoding),
+    }
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--forward", type=ForwardKind, default=ForwardKind.NUMPY)
@@ -193,20 +209,7 @@ def main() -> None:
             rig.loop.add_request(prompt, SamplingParams(max_tokens=7000, ignore_eos=True, seed=index))
         rows: list[dict[str, float]] = []
         for number in range(1, asked.rounds + 1):
-            before = rig.wait_until_all_decode()
-            begin = time.perf_counter()
-            answer_s = rig.update(folder, str(number))
-            decoding = rig.wait_until_all_decode()
-            swapped, swap_s = rig.loop.acts[-1]
-            rows.append(
-                {
-                    "answer_s": answer_s,
-                    "swap_ms": swap_s * 1e3,
-                    **told_of("quiet", rig.core.steps, before, begin),
-                    **told_of("reading", rig.core.steps, begin, swapped),
-                    **told_of("after", rig.core.steps, swapped + swap_s, decoding),
-                }
-            )
+            rows.append(updated(rig, folder, str(number)))
             sys.stdout.write("  ".join(f"{name} {value:.3f}" for name, value in rows[-1].items()) + "\n")
             sys.stdout.flush()
         worst = {f"worst_{name}": round(max(row[name] for row in rows), 3) for name in rows[0]}

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from stenograph.bench.kit.client import BUFFER_BYTES, LoadClient, address, open_session, unread
-from stenograph.bench.kit.conversation import Conversation, Messages
-from stenograph.bench.kit.processes import Child, Children, cpu_s_of
-from stenograph.bench.kit.reply_shape import ReplyShape, assistant_fragment
-from stenograph.bench.kit.servers import start_serve, start_standin
-from stenograph.bench.kit.steps import new_runner, nothing_collected
+from benchmarks.kit.client import BUFFER_BYTES, LoadClient, address, open_session, unread
+from benchmarks.kit.conversation import Conversation, Messages
+from benchmarks.kit.processes import Child, Children, cpu_s_of
+from benchmarks.kit.reply_shape import ReplyShape, assistant_fragment
+from benchmarks.kit.servers import start_serve, start_standin
+from benchmarks.kit.steps import new_runner, nothing_collected
 from stenograph.testing.tiny.llama import write_tiny_folder
 
 NUM_SESSIONS, NUM_TURNS, NUM_GETS = 32, 15, 1500
@@ -171,8 +171,6 @@ def told(way: Way, found: Sequence[Measured], ones: Sequence[Measured]) -> str:
 
 
 def main(num_rounds: int) -> None:
-    root = str(Path(__file__).parents[1])
-    os.environ["PYTHONPATH"] = os.pathsep.join([f"{root}/src", *filter(None, [os.environ.get("PYTHONPATH")])])
     messages = Messages(num_bytes=SHAPE.content_bytes, num_messages=NUM_SESSIONS * NUM_TURNS)
     with TemporaryDirectory() as folder, Children() as children, new_runner() as runner:
         model = write_tiny_folder(Path(folder) / "tiny")

@@ -1,4 +1,4 @@
-"""`scripts/bench engine`: what does the embedded engine itself give for a second of CPU?
+"""`stenograph bench engine`: what does the embedded engine itself give for a second of CPU?
 
 Rounds; in each, every scenario once for each side of it, in an order that alternates: decode and prefill for the
 embedded engine and, where asked, llama.cpp on the same weights; a long session with prefix reuse and without. Owns the
@@ -37,10 +37,10 @@ from benchmarks.engine.report import (
     reuse_table,
 )
 from benchmarks.engine.target import EmbeddedTarget, MeasuredEngine
-from stenograph.bench.kit.artifact import Artifact, Measurement, ScenarioResult, write_artifact
-from stenograph.bench.kit.processes import Children
-from stenograph.bench.kit.runner import ProgressNotes, begin_artifact, in_turn, say, show
-from stenograph.bench.kit.verdicts import RULE
+from benchmarks.kit.artifact import Artifact, Measurement, ScenarioResult, write_artifact
+from benchmarks.kit.processes import Children
+from benchmarks.kit.runner import ProgressNotes, begin_artifact, in_turn, say, show
+from benchmarks.kit.verdicts import RULE
 from stenograph.engine.embedded import EmbeddedEngine
 from stenograph.model.tokenizer import Tokenizer
 

@@ -1,4 +1,4 @@
-"""The measurements of `scripts/bench engine` as figures, and as an artifact keeps them. Pure."""
+"""The measurements of `stenograph bench engine` as figures, and as an artifact keeps them. Pure."""
 
 import statistics
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.engine.load import Prefilled, SessionTurn
 from benchmarks.engine.window import Window
-from stenograph.bench.kit.figures import Figures
+from benchmarks.kit.figures import Figures
 
 OVER = {
     "decode_over_llamacpp": "decode_tokens_per_cpu_s",

@@ -14,8 +14,8 @@ import msgspec
 
 from benchmarks.engine.target import DrawnReply, OnSampled, TargetFailed
 from benchmarks.engine.window import Instant
-from stenograph.bench.kit.client import BUFFER_BYTES, LoadClient, RequestFailed
-from stenograph.bench.kit.processes import Child, Children
+from benchmarks.kit.client import BUFFER_BYTES, LoadClient, RequestFailed
+from benchmarks.kit.processes import Child, Children
 
 PACKAGE = "xllamacpp"
 NEEDED = f"--beside llamacpp needs llama.cpp's server: pip install {PACKAGE}"

@@ -1,4 +1,4 @@
-"""The measurements of `scripts/bench engine`: a batch that decodes, prompts that are read, a session that goes on.
+"""The measurements of `stenograph bench engine`: a batch that decodes, prompts that are read, a session that goes on.
 
 Owns what is asked of a target and when its clocks are read. Knows no figure, no scenario's place in a run, no engine.
 """

@@ -1,4 +1,4 @@
-"""The options of `scripts/bench engine`, read and checked before any engine runs."""
+"""The options of `stenograph bench engine`, read and checked before any engine runs."""
 
 import argparse
 import enum
@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from benchmarks.engine.llamacpp import NEEDED, THREADS, is_installed
-from stenograph.bench.kit.options import add_artifact, add_engine, count, count_or_none
-from stenograph.bench.kit.runner import cached_model
+from benchmarks.kit.options import add_artifact, add_engine, count, count_or_none
+from benchmarks.kit.runner import cached_model
 from stenograph.embedded.options import EmbeddedOptions
 from stenograph.http.settings import Settings
 from stenograph.model.files import ModelFiles, load_model_files

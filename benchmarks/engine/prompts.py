@@ -1,4 +1,4 @@
-"""The prompts of `scripts/bench engine`: random ids, so that no prompt begins as another did. Pure.
+"""The prompts of `stenograph bench engine`: random ids, so that no prompt begins as another did. Pure.
 
 What they say is nothing to a dense model: its work is the same for every id.
 """

@@ -1,4 +1,4 @@
-"""The tables of `scripts/bench engine`: the engine beside llama.cpp, a session with and without prefix reuse."""
+"""The tables of `stenograph bench engine`: the engine beside llama.cpp, a session with and without prefix reuse."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,10 +6,10 @@ from functools import partial
 from typing import Any
 
 from benchmarks.engine.figures import OVER, middle_of
-from stenograph.bench.kit.artifact import Artifact, ScenarioResult
-from stenograph.bench.kit.figures import Figures, better, values_of
-from stenograph.bench.kit.report import figure_rows, name_in, number, ratios_of, spread_cell, table
-from stenograph.bench.kit.verdicts import Verdict, compare_values
+from benchmarks.kit.artifact import Artifact, ScenarioResult
+from benchmarks.kit.figures import Figures, better, values_of
+from benchmarks.kit.report import figure_rows, name_in, number, ratios_of, spread_cell, table
+from benchmarks.kit.verdicts import Verdict, compare_values
 
 ENGINE, BESIDE = "engine", "llamacpp"
 """Under which names an artifact has the figures of the embedded engine, and of what is beside it."""

@@ -1,4 +1,4 @@
-"""An engine as `scripts/bench engine` drives it, whichever it is; and the embedded engine as one."""
+"""An engine as `stenograph bench engine` drives it, whichever it is; and the embedded engine as one."""
 
 import itertools
 import time
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from benchmarks.engine.window import Instant
-from stenograph.bench.kit.processes import CannotMeasure, cpu_s_of, rss_kib_of
+from benchmarks.kit.processes import CannotMeasure, cpu_s_of, rss_kib_of
 from stenograph.core.errors import StenographError
 from stenograph.core.types import Prompt, RequestId, SamplingParams
 from stenograph.engine.base import GenerateRequest
@@ -67,18 +67,22 @@ class EmbeddedTarget:
             params=SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True),
             streams=True,
         )
-        drawn, num_cached = list[int](), 0
         try:
-            async with aclosing(self._engine.generate(request)) as chunks:
-                async for chunk in chunks:
-                    if chunk.ids:
-                        on_sampled(len(chunk.ids))
-                        drawn += chunk.ids
-                    num_cached = max(num_cached, chunk.num_cached_tokens)
+            reply = await self._drawn(request, on_sampled)
         except StenographError as error:
             raise TargetFailed(f"{self.name}: {error.status} {error.code}: {error}") from error
-        if len(drawn) != num_tokens:
-            raise TargetFailed(f"{self.name}: drew {len(drawn)} tokens where {num_tokens} were asked for")
+        if len(reply.ids) != num_tokens:
+            raise TargetFailed(f"{self.name}: drew {len(reply.ids)} tokens where {num_tokens} were asked for")
+        return reply
+
+    async def _drawn(self, request: GenerateRequest, on_sampled: OnSampled) -> DrawnReply:
+        drawn, num_cached = list[int](), 0
+        async with aclosing(self._engine.generate(request)) as chunks:
+            async for chunk in chunks:
+                if chunk.ids:
+                    on_sampled(len(chunk.ids))
+                    drawn += chunk.ids
+                num_cached = max(num_cached, chunk.num_cached_tokens)
         return DrawnReply(ids=tuple(drawn), num_cached=num_cached)
 
     def now(self) -> Instant:

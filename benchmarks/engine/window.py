@@ -1,4 +1,4 @@
-"""The time in which a whole batch decodes: what `scripts/bench engine` counts decode by. Pure; instants are given.
+"""The time in which a whole batch decodes: what `stenograph bench engine` counts decode by. Pure; instants are given.
 
 Requests of a batch start one after the other, since their prompts come first, and end so. Counted is from the first
 token of the last one to start, to its last token before any request has all of its own: both edges are events of that

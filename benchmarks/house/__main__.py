@@ -22,9 +22,9 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 from benchmarks.house.source import nevers, size_of
-from stenograph.bench.kit.processes import Child, Children, cpu_s_of
-from stenograph.bench.kit.reply_shape import ReplyShape
-from stenograph.bench.kit.servers import start_standin
+from benchmarks.kit.processes import Child, Children, cpu_s_of
+from benchmarks.kit.reply_shape import ReplyShape
+from benchmarks.kit.servers import start_standin
 from stenograph.testing.tiny.llama import write_tiny_folder
 
 SRC = Path(__file__).parents[2] / "src"

@@ -1,4 +1,4 @@
-"""`scripts/bench render`: what does the text side of a turn cost, and does it grow with the conversation?
+"""`stenograph bench render`: what does the text side of a turn cost, and does it grow with the conversation?
 
 Conversations of several lengths; of each, in turns: the bridge to its last message, the parse of its last reply, and a
 render of all of it. No engine and no server: one thread, and the CPU time of each call. Owns the options, the order of
@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Sequence
 
 from benchmarks.engine.report import MOST_LOAD
+from benchmarks.kit.artifact import Artifact, ScenarioResult, write_artifact
+from benchmarks.kit.figures import Figures, values_of
+from benchmarks.kit.options import add_artifact, add_model, count
+from benchmarks.kit.report import figure_rows, number, spread_cell, table
+from benchmarks.kit.runner import begin_artifact, cached_model, say, show
 from benchmarks.render.turn import TurnWork, conversation, turn_work
-from stenograph.bench.kit.artifact import Artifact, ScenarioResult, write_artifact
-from stenograph.bench.kit.figures import Figures, values_of
-from stenograph.bench.kit.options import add_artifact, add_model, count
-from stenograph.bench.kit.report import figure_rows, number, spread_cell, table
-from stenograph.bench.kit.runner import begin_artifact, cached_model, say, show
 from stenograph.families.load import load_renderer
 from stenograph.model.files import load_model_files
 from stenograph.render.renderer import Renderer

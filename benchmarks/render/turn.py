@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from stenograph.bench.kit.conversation import Messages
+from benchmarks.kit.conversation import Messages
 from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.types import Finish, FinishReason, SamplingParams
 from stenograph.render.renderer import Renderer

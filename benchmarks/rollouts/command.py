@@ -1,4 +1,4 @@
-"""`scripts/bench rollouts`: what does a rollout cost in the client's own process?
+"""`stenograph bench rollouts`: what does a rollout cost in the client's own process?
 
 A server in front of an engine stand-in, both processes of their own. Here: the client, and agents of so many turns, of
 which a share fails and a share hangs; groups of eight, and half as many spares. The agents' own requests go over plain
@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from urllib.parse import urlsplit
 
-from stenograph.bench.kit.options import add_model, count
-from stenograph.bench.kit.processes import Children
-from stenograph.bench.kit.reply_shape import ReplyShape
-from stenograph.bench.kit.runner import cached_model, say
-from stenograph.bench.kit.servers import start_serve, start_standin
+from benchmarks.kit.options import add_model, count
+from benchmarks.kit.processes import Children
+from benchmarks.kit.reply_shape import ReplyShape
+from benchmarks.kit.runner import cached_model, say
+from benchmarks.kit.servers import start_serve, start_standin
 from stenograph.client import Client, RolloutBatch, RolloutSession, silent
 from stenograph.model.files import load_model_files
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from benchmarks.kit.client import LoadClient, RequestFailed
 from benchmarks.soak.http import told
 from benchmarks.soak.model import Said, Seen, SessionModel, Shown, differences
-from stenograph.bench.kit.client import LoadClient, RequestFailed
 
 FORBIDDEN_DRIFT = ("special_token_count", "special_token_type", "non_assistant_text")
 

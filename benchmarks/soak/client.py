@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from benchmarks.kit.client import LoadClient
 from benchmarks.soak.http import Answered, told
 from benchmarks.soak.http import chat as send_chat
 from benchmarks.soak.model import ABORTED, COMPLETED, TRUNCATED, Kept, SessionModel
 from benchmarks.soak.plan import ABORTED as SAW_ABORTED
 from benchmarks.soak.plan import CUT, OK, Move, SoakSession, Step
 from benchmarks.soak.tally import SoakTally
-from stenograph.bench.kit.client import LoadClient
 
 STATUSES = {OK: COMPLETED, CUT: TRUNCATED, SAW_ABORTED: ABORTED}
 BUSY = "409 session_busy"

@@ -1,4 +1,4 @@
-"""`scripts/bench soak`: does the server stay as it is under a mixed load with faults, for as long as one likes?
+"""`stenograph bench soak`: does the server stay as it is under a mixed load with faults, for as long as one likes?
 
 A server, an engine that does what each request orders (`testing.standins.ordered_engine`, a process of its own), the
 load, and a probe of `/health`. Owns the run's options, processes, progress and verdict; what the clients do is drawn in
@@ -15,20 +15,20 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.kit.artifact import Measurement, ScenarioResult, write_artifact
+from benchmarks.kit.conversation import Messages
+from benchmarks.kit.figures import Figures, Goal
+from benchmarks.kit.options import add_model, add_out, add_plot, check_plot, count
+from benchmarks.kit.processes import Child, Children
+from benchmarks.kit.report import table
+from benchmarks.kit.runner import ProgressNotes, begin_artifact, cached_model, say, show
+from benchmarks.kit.servers import start_probe, start_serve
+from benchmarks.responsiveness.report import responsiveness_table
 from benchmarks.soak.client import OrderedReply
 from benchmarks.soak.figures import Moment, ServerMetrics, flat_goals, growth, lag_figures, read_metrics
 from benchmarks.soak.load import SoakPlan
 from benchmarks.soak.plan import DECK, NUM_REPLIES
 from benchmarks.soak.tally import SoakTally
-from stenograph.bench.kit.artifact import Measurement, ScenarioResult, write_artifact
-from stenograph.bench.kit.conversation import Messages
-from stenograph.bench.kit.figures import Figures, Goal
-from stenograph.bench.kit.options import add_model, add_out, add_plot, check_plot, count
-from stenograph.bench.kit.processes import Child, Children
-from stenograph.bench.kit.report import table
-from stenograph.bench.kit.runner import ProgressNotes, begin_artifact, cached_model, say, show
-from stenograph.bench.kit.servers import start_probe, start_serve
-from stenograph.bench.responsiveness.report import responsiveness_table
 from stenograph.model.files import load_model_files
 from stenograph.model.tokenizer import Tokenizer
 

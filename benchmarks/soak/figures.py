@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from stenograph.bench.kit.figures import Figures
+from benchmarks.kit.figures import Figures
 
 WARM_UP_SHARE, WARM_UP_S = 0.2, 60.0
 LEAST_MEASURED_S = 300.0

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from stenograph.bench.kit.client import LoadClient, RequestFailed
-from stenograph.bench.serving.reply import StreamedReply
+from benchmarks.kit.client import LoadClient, RequestFailed
+from benchmarks.serving.reply import StreamedReply
 
 ANSWER_DEADLINE_S = 60.0
 """Every request is answered by then, whatever happens to it."""

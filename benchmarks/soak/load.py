@@ -14,14 +14,14 @@ import time
 
 import msgspec
 
+from benchmarks.kit.client import BUFFER_BYTES, LoadClient, address
+from benchmarks.kit.conversation import Messages
+from benchmarks.kit.steps import new_runner, say
 from benchmarks.soak.client import OrderedReply, SoakClient, Surroundings
 from benchmarks.soak.model import SessionModel
 from benchmarks.soak.plan import LARGE_MESSAGE_BYTES, Deck, draw_session
 from benchmarks.soak.session import Player
 from benchmarks.soak.tally import SoakTally
-from stenograph.bench.kit.client import BUFFER_BYTES, LoadClient, address
-from stenograph.bench.kit.conversation import Messages
-from stenograph.bench.kit.steps import new_runner, say
 
 PERIOD_S = 1.0
 MOST_FAILURES = 200

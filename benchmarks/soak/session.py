@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import msgspec
 
+from benchmarks.kit.client import LoadClient, RequestFailed
 from benchmarks.soak.check import check
 from benchmarks.soak.client import BUSY, SoakClient
 from benchmarks.soak.http import told
 from benchmarks.soak.model import COMPLETED, Kept
 from benchmarks.soak.plan import ABORTED, NEVER, OK, OUTCOMES, TIMEOUT, Move, Step
-from stenograph.bench.kit.client import LoadClient, RequestFailed
 
 GOES_NOT_ON = "409 truncated_generation"
 

@@ -1,4 +1,4 @@
-"""`scripts/bench store`: what do sessions that are on disk cost when they are wanted again?
+"""`stenograph bench store`: what do sessions that are on disk cost when they are wanted again?
 
 One session is played on a real server with an engine stand-in, and copied until there are as many as asked for. Then a
 server is started on the folder, and every session gets one turn, in random order, one at a time; every tenth gets
@@ -17,15 +17,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from benchmarks.kit.artifact import ScenarioResult, write_artifact
+from benchmarks.kit.figures import Figures, values_of
+from benchmarks.kit.options import add_artifact, add_model, count
+from benchmarks.kit.processes import CannotMeasure, Child, Children
+from benchmarks.kit.reply_shape import ReplyShape
+from benchmarks.kit.report import spread_cell, table
+from benchmarks.kit.runner import begin_artifact, cached_model, say
+from benchmarks.kit.servers import start_serve, start_standin
 from benchmarks.store.fill import fill
-from stenograph.bench.kit.artifact import ScenarioResult, write_artifact
-from stenograph.bench.kit.figures import Figures, values_of
-from stenograph.bench.kit.options import add_artifact, add_model, count
-from stenograph.bench.kit.processes import CannotMeasure, Child, Children
-from stenograph.bench.kit.reply_shape import ReplyShape
-from stenograph.bench.kit.report import spread_cell, table
-from stenograph.bench.kit.runner import begin_artifact, cached_model, say
-from stenograph.bench.kit.servers import start_serve, start_standin
 
 SIDE = "server"
 _SECOND_EVERY = 10

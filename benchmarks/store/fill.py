@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from stenograph.bench.kit.processes import CannotMeasure
+from benchmarks.kit.processes import CannotMeasure
 from stenograph.core.types import SessionId
 from stenograph.session.durable import read_opening
 from stenograph.store.base import StoredSession

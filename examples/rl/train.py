@@ -28,10 +28,12 @@ from policy import Policy, written_folder
 from report import peak_gib, show, summary
 from run import Run, served
 
-from stenograph.bench.kit.runner import cached_model
 from stenograph.client import Client
 from stenograph.families.load import load_renderer
+from stenograph.model.fetch import resolve_model
 from stenograph.model.files import load_model_files
+from stenograph.model.progress import StreamProgress
+from stenograph.model.settings import default_cache_dir
 from stenograph.render.renderer import Renderer
 
 TASKS = {"price": price.TASK, "errand": errand.TASK}
@@ -167,7 +169,9 @@ def main() -> None:
     (options.out / "weights").mkdir(parents=True, exist_ok=True)
     found = load_checkpoint(options)
     folder = options.out / "model"
-    policy = Policy(written_folder(cached_model(options.model), folder), lr=options.lr)
+    cache = Path(os.environ.get("STENOGRAPH_CACHE") or default_cache_dir(os.environ))
+    model = resolve_model(options.model, cache_dir=cache, progress=StreamProgress(sys.stderr))
+    policy = Policy(written_folder(model, folder), lr=options.lr)
     renderer = load_renderer(load_model_files(folder), options.family).renderer
     with served(folder, options.out / "weights", options.family, options.threads) as address:
         over = asyncio.run(trained(options, policy, renderer, address, found))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stenograph.bench.__main__ import BENCHMARKS
+from benchmarks.__main__ import BENCHMARKS
 from stenograph.cli.commands import COMMANDS
 from stenograph.cli.main import parsed
 from stenograph.core.command_parser import CommandParser

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from stenograph.bench.kit.processes import Children
-from stenograph.bench.kit.reply_shape import ReplyShape, reply_content
-from stenograph.bench.kit.servers import start_standin
+from benchmarks.kit.processes import Children
+from benchmarks.kit.reply_shape import ReplyShape, reply_content
+from benchmarks.kit.servers import start_standin
 from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 
 CHATML = (

@@ -10,9 +10,9 @@ import pytest
 from benchmarks.house.__main__ import chatted, one_engine
 from benchmarks.house.source import PARTS
 from benchmarks.house.watched import PRODUCT
-from stenograph.bench.kit.processes import Children
-from stenograph.bench.kit.reply_shape import ReplyShape
-from stenograph.bench.kit.servers import start_standin
+from benchmarks.kit.processes import Children
+from benchmarks.kit.reply_shape import ReplyShape
+from benchmarks.kit.servers import start_standin
 
 pytestmark = pytest.mark.timeout(120)
 

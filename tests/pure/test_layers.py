@@ -30,7 +30,7 @@ LAYERS = [
     ["http"],
     ["client"],
     ["trainers"],
-    ["deploy", "bench"],
+    ["deploy"],
     ["cli"],
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}

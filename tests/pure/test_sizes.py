@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 
-SRC = Path(__file__).parents[2] / "src" / "stenograph"
+ROOT = Path(__file__).parents[2]
+SRC = ROOT / "src" / "stenograph"
+BENCHMARKS = ROOT / "benchmarks"
 MODULES = sorted(SRC.rglob("*.py"))
 
 MAX_BODY_LINES = 50
 MAX_NESTING = 3
 
-MAX_BENCH_LINES = 6_242
-"""All of bench/. It only shrinks: what the repository measures for itself belongs to benchmarks/."""
+MAX_BENCHMARK_LINES = 10_564
+"""All of benchmarks/. It only shrinks."""
 
 TOO_LONG: set[str] = set()
 TOO_DEEP = {
@@ -64,8 +66,9 @@ def _depth_of(statement: ast.stmt) -> int:
 
 FUNCTIONS = [
     found
-    for path in MODULES
-    for found in functions_of(ast.parse(path.read_text()), str(path.relative_to(SRC).with_suffix("")))
+    for root, paths in ((SRC, MODULES), (ROOT, sorted(BENCHMARKS.rglob("*.py"))))
+    for path in paths
+    for found in functions_of(ast.parse(path.read_text()), str(path.relative_to(root).with_suffix("")))
 ]
 
 
@@ -77,8 +80,8 @@ def test_blocks_are_nested_at_most_three_deep() -> None:
     assert {name for name, function in FUNCTIONS if nesting_of(body_of(function)) > MAX_NESTING} == TOO_DEEP
 
 
-def test_the_bench_stays_small() -> None:
-    assert sum(len(path.read_text().splitlines()) for path in (SRC / "bench").rglob("*.py")) <= MAX_BENCH_LINES
+def test_the_benchmarks_stay_small() -> None:
+    assert sum(len(path.read_text().splitlines()) for path in BENCHMARKS.rglob("*.py")) <= MAX_BENCHMARK_LINES
 
 
 @pytest.mark.parametrize(

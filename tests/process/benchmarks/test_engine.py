@@ -1,4 +1,4 @@
-"""`scripts/bench engine` as a process, beside a real llama.cpp: tiny runs. What it measures is not asserted."""
+"""`stenograph bench engine` as a process, beside a real llama.cpp: tiny runs. What it measures is not asserted."""
 
 import json
 import os
@@ -70,7 +70,7 @@ def test_both_engines_decode_and_prefill_the_same_in_turn(long_model: Path, tmp_
     assert set(line["figures"]) == {"decode@1", "decode@3", "prefill"}
     assert "embedded / llama.cpp" in done.stdout
 
-    compare = [sys.executable, "-m", "stenograph.bench", "compare", "run.json", "run.json"]
+    compare = [sys.executable, "-m", "stenograph.cli.main", "bench", "compare", "run.json", "run.json"]
     compared = subprocess.run(compare, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert compared.returncode == 0, compared.stderr
     assert "decode_tokens_per_cpu_s" in json_lines(compared.stdout)[0]["verdicts"]["decode @ 3"]

@@ -1,4 +1,4 @@
-"""`scripts/bench soak` as a process: a short run sees every kind of fault and nothing else; a broken one is told."""
+"""`stenograph bench soak` as a process: a short run sees every kind of fault and nothing else; a broken one is told."""
 
 import json
 import subprocess

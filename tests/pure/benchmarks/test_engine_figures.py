@@ -1,4 +1,4 @@
-"""What measurements of `scripts/bench engine` come to, what llama.cpp says to it, and what is shown."""
+"""What measurements of `stenograph bench engine` come to, what llama.cpp says to it, and what is shown."""
 
 import json
 
@@ -17,9 +17,9 @@ from benchmarks.engine.llamacpp import CompletionReader
 from benchmarks.engine.load import Prefilled, SessionTurn
 from benchmarks.engine.report import ENGINE, REUSE_OFF, REUSE_ON, engine_table, notes_of, reuse_table
 from benchmarks.engine.window import Window
-from stenograph.bench.kit.artifact import Artifact, ScenarioResult
-from stenograph.bench.kit.client import RequestFailed
-from stenograph.bench.kit.figures import LABELS, Better, Figures, better
+from benchmarks.kit.artifact import Artifact, ScenarioResult
+from benchmarks.kit.client import RequestFailed
+from benchmarks.kit.figures import LABELS, Better, Figures, better
 
 
 def turn(number: int, *, num_cached: int = 0, drawn: tuple[int, ...] = (7, 8)) -> SessionTurn:

@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks.engine import plan as engine_plan
 from benchmarks.engine.plan import EngineScenario
-from stenograph.bench.guided.command import guided_engine
-from stenograph.bench.kit.options import engine_options
+from benchmarks.guided.command import guided_engine
+from benchmarks.kit.options import engine_options
 from stenograph.embedded.engine_core import EngineLimits
 from stenograph.model.files import load_model_files
 from stenograph.testing.tiny.llama import write_tiny_folder

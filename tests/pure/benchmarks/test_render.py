@@ -1,4 +1,4 @@
-"""`scripts/bench render`: what it times is checked first, and what it shows is what it measured."""
+"""`stenograph bench render`: what it times is checked first, and what it shows is what it measured."""
 
 import json
 from pathlib import Path
@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main
+from benchmarks.__main__ import main as stenograph_bench
+from benchmarks.kit.artifact import read_artifact
 from benchmarks.render.turn import conversation, turn_work
-from stenograph.bench.__main__ import main as stenograph_bench
-from stenograph.bench.kit.artifact import read_artifact
 from stenograph.core.errors import UnrenderableMessage
 from stenograph.core.messages import Role
 from stenograph.families.load import load_renderer

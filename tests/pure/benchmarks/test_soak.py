@@ -1,4 +1,4 @@
-"""`scripts/bench soak`: what is dealt, what a session must hold, how a difference is found, and what growth is."""
+"""`stenograph bench soak`: what is dealt, what a session must hold, how a difference is found, and what growth is."""
 
 import zlib
 from array import array
@@ -8,10 +8,10 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from benchmarks.kit.figures import Goal
 from benchmarks.soak.figures import Moment, flat_goals, growth, lag_figures, read_metrics
 from benchmarks.soak.model import ABORTED, COMPLETED, TRUNCATED, Kept, Seen, SessionModel, Shown, differences
 from benchmarks.soak.plan import DECK, DELETES, NEVER, OUTCOMES, SLOW, Card, Deck, Move, draw_session
-from stenograph.bench.kit.figures import Goal
 from stenograph.testing.standins.faults import Fault
 from stenograph.testing.standins.ordered_engine import ACTS
 

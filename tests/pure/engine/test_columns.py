@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stenograph.bench.kit.reply_shape import ReplyShape, native_reply, reply_body
+from benchmarks.kit.reply_shape import ReplyShape, native_reply, reply_body
 from stenograph.core.errors import UpstreamInvalid
 from stenograph.engine import rows
 from stenograph.engine.columns import STAND_IN_ID, Columns, cut_columns
