@@ -1,11 +1,15 @@
 """The command line answers without loading a server: what each command imports, and what it says of a mistyped one."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import stenograph
 from stenograph.cli.commands import COMMANDS
 
 pytestmark = pytest.mark.timeout(120)
@@ -88,3 +92,26 @@ def test_a_command_line_that_names_nothing_is_one_line_and_2(arguments: list[str
     command = [sys.executable, "-m", "stenograph.cli.main", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"stenograph: {says}\n")
+
+
+def test_an_installed_package_says_where_the_benchmarks_are(tmp_path: Path) -> None:
+    shutil.copytree(Path(stenograph.__file__).parent, tmp_path / "lib" / "python" / "stenograph")
+    elsewhere = {**os.environ, "PYTHONPATH": str(tmp_path / "lib" / "python")}
+    for arguments in (["--help"], ["compare", "a.json", "b.json"]):
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "stenograph.cli.main", "bench", *arguments],
+            capture_output=True, text=True, check=False, cwd=tmp_path, env=elsewhere,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (2, "")
+        (line,) = done.stderr.splitlines()
+        assert "the benchmarks are in the repository" in line
+
+
+def test_the_benchmarks_are_found_whatever_is_in_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "__init__.py").write_text("raise SystemExit('another')")
+    command = [sys.executable, "-P", "-m", "stenograph.cli.main", "bench", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "usage: stenograph bench" in done.stdout
+    assert "soak" in done.stdout
