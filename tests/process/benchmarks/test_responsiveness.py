@@ -180,7 +180,12 @@ def bench_without_matplotlib(*arguments: str, cwd: Path) -> "subprocess.Complete
     """The same process on a machine that has no matplotlib: an import of it fails."""
     program = "import sys; sys.modules['matplotlib'] = None; from benchmarks.__main__ import main; sys.exit(main())"
     return subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False, cwd=cwd
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
     )
 
 
