@@ -1,6 +1,6 @@
 """A reply is that of the request: what else comes on a kept connection to an engine is nobody's.
 
-That holds for both implementations of `Connections`: a transport takes aiohttp's for https alone, here for http too.
+That holds over TLS as well.
 
 The stand-in speaks over a raw socket and sends, with each reply, one more that nobody asked for: a valid one, of other
 ids, sent at one of the moments in which a client may not look.
@@ -21,10 +21,7 @@ from stenograph.core.errors import UpstreamError
 from stenograph.core.messages import Message, Role
 from stenograph.core.types import Prompt, RequestId, SampledTurn, SamplingParams, token_ids
 from stenograph.engine.base import EngineState, GenerateRequest
-from stenograph.engine.http import transport as transport_module
 from stenograph.engine.http.adapter import EngineAdapter
-from stenograph.engine.http.aiohttp_connections import AiohttpConnections
-from stenograph.engine.http.connections import OwnConnections
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.http.transport import EngineTransport
 from stenograph.engine.llamacpp.adapter import LlamaCpp
@@ -34,6 +31,10 @@ from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.engine.sglang.generate import SGLangGenerate
 from stenograph.engine.validate import TurnCollector
 from stenograph.engine.vllm.adapter import VLLM
+
+from .tls import server_tls, trusted
+
+__all__ = ["trusted"]
 
 VOCAB = 1000
 PROMPT = (1, 2, 3)
@@ -146,11 +147,7 @@ KINDS = {
         streams=True,
     ),
 }
-IMPLEMENTATIONS: dict[str, type[OwnConnections] | type[AiohttpConnections]] = {
-    "own": OwnConnections,
-    "aiohttp": AiohttpConnections,
-}
-BY_AIOHTTP = ("sglang-chat", "vllm", "lmdeploy")
+OVER_TLS = ("sglang-chat", "vllm", "lmdeploy")
 """Two whose replies name their request, and one whose do not, which is asked over a new connection each time."""
 MOMENTS = ("same_segment", "half_with_it", "garbage_with_it", "idle", "before_the_next", "with_the_next")
 
@@ -167,9 +164,10 @@ class Engine:
         self.num_used = 0
         """Connections on which a generation was asked for."""
 
-    async def start(self) -> str:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+    async def start(self, scheme: str) -> str:
+        tls = server_tls() if scheme == "https" else None
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=tls)
+        return f"{scheme}://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def aclose(self) -> None:
         assert self._server is not None
@@ -243,9 +241,9 @@ def _probe(method: str, path: str) -> bytes:
 
 
 @asynccontextmanager
-async def connected(kind: Kind, moment: str) -> AsyncIterator[tuple[Engine, HttpEngine]]:
+async def connected(kind: Kind, moment: str, scheme: str = "http") -> AsyncIterator[tuple[Engine, HttpEngine]]:
     server = Engine(kind, moment)
-    engine = HttpEngine(HttpEngineOptions(url=await server.start(), probe_pause_s=3600.0), kind.adapter())
+    engine = HttpEngine(HttpEngineOptions(url=await server.start(scheme), probe_pause_s=3600.0), kind.adapter())
     await engine.start()
     assert engine.health().state is EngineState.READY, engine.health().detail
     try:
@@ -275,22 +273,14 @@ async def some_passes() -> None:
         await asyncio.sleep(0)
 
 
-@pytest.fixture
-def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What transports to http addresses connect with, by the parameter."""
-    monkeypatch.setattr(transport_module, "OwnConnections", IMPLEMENTATIONS[request.param])
-
-
-@pytest.mark.usefixtures("implementation")
+@pytest.mark.usefixtures("trusted")
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize(
-    ("implementation", "name"),
-    [*(("own", name) for name in KINDS), *(("aiohttp", name) for name in BY_AIOHTTP)],
-    indirect=["implementation"],
+    ("scheme", "name"), [*(("http", name) for name in KINDS), *(("https", name) for name in OVER_TLS)]
 )
-async def test_a_reply_that_nobody_asked_for_is_never_a_turn_s(name: str, moment: str) -> None:
+async def test_a_reply_that_nobody_asked_for_is_never_a_turn_s(scheme: str, name: str, moment: str) -> None:
     kind = KINDS[name]
-    async with connected(kind, moment) as (server, engine):
+    async with connected(kind, moment, scheme) as (server, engine):
         seen: list[object] = []
         for number in range(TURNS):
             try:
@@ -320,9 +310,9 @@ async def test_a_connection_is_used_again_where_a_reply_names_its_request(name: 
         assert kind.keeps or server.num_used == TURNS
 
 
-@pytest.mark.usefixtures("implementation")
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, indirect=True)
-async def test_bytes_on_an_idle_connection_close_it_at_once() -> None:
+@pytest.mark.usefixtures("trusted")
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_bytes_on_an_idle_connection_close_it_at_once(scheme: str) -> None:
     ended = asyncio.Event()
     writers: list[asyncio.StreamWriter] = []
 
@@ -335,8 +325,9 @@ async def test_bytes_on_an_idle_connection_close_it_at_once() -> None:
         ended.set()
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    transport = EngineTransport(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", 5.0)
+    tls = server_tls() if scheme == "https" else None
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
+    transport = EngineTransport(f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}", 5.0)
     transport.open()
     try:
         assert await transport.post("/", b"{}", (), lambda http: http.body) == b"{}"

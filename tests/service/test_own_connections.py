@@ -1,6 +1,6 @@
 """Connections to engines over real sockets: framing, reuse, flow control, and nothing left at the end.
 
-What both implementations of `Connections` promise is tested with both.
+What is the same over TLS is tested with it too.
 """
 
 import asyncio
@@ -16,18 +16,17 @@ import uvloop
 from yarl import URL
 
 from stenograph.core.errors import InvalidRequest, UpstreamUnreachable
-from stenograph.engine.http.aiohttp_connections import AiohttpConnections
-from stenograph.engine.http.connections import OwnConnections
-from stenograph.engine.http.exchange import Connections
+from stenograph.engine.http.connections import Connections
 from stenograph.engine.http.transport import EngineTransport
 from stenograph.offload.body_slots import BodySlots
 
+from .tls import server_tls, trusted
+
+__all__ = ["trusted"]
+
 NUM_SMALL = 300
 HUGE_BYTES = 64 * 2**20
-KINDS: dict[str, type[OwnConnections] | type[AiohttpConnections]] = {
-    "own": OwnConnections,
-    "aiohttp": AiohttpConnections,
-}
+SCHEMES = ("http", "https")
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -57,11 +56,12 @@ class Server:
 
 
 @asynccontextmanager
-async def served(serve: Serve, host: str = "127.0.0.1") -> AsyncGenerator[tuple[Server, str]]:
+async def served(serve: Serve, host: str = "127.0.0.1", scheme: str = "http") -> AsyncGenerator[tuple[Server, str]]:
     server = Server(serve)
-    async with await asyncio.start_server(server.handle, host, 0) as listening:
+    tls = server_tls() if scheme == "https" else None
+    async with await asyncio.start_server(server.handle, host, 0, ssl=tls) as listening:
         port = listening.sockets[0].getsockname()[1]
-        yield server, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        yield server, f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
         await server.ended(server.num_connections)
 
 
@@ -94,7 +94,7 @@ def replying(reply: bytes, *, closes: bool = False) -> Serve:
     return serve
 
 
-# -- what both do
+# -- with TLS and without it
 
 REPLIES = {
     "length": (b"HTTP/1.1 200 OK\r\nA: b\r\nContent-Length: 3\r\n\r\nabc", 200, b"abc"),
@@ -122,8 +122,8 @@ async def test_the_name_and_password_of_an_engines_address_are_sent() -> None:
 
 
 @asynccontextmanager
-async def connections(kind: str, url: str) -> AsyncGenerator[Connections]:
-    made: Connections = KINDS[kind](URL(url), 10.0, reuses=True)
+async def connections(url: str) -> AsyncGenerator[Connections]:
+    made = Connections(URL(url), 10.0, reuses=True)
     made.open()
     try:
         yield made
@@ -142,37 +142,41 @@ async def whole(connections: Connections, method: str, body: bytes = b"") -> tup
         exchange.leave()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.usefixtures("trusted")
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("name", REPLIES)
-async def test_replies_that_keep_their_connection_come_over_one(kind: str, name: str) -> None:
+async def test_replies_that_keep_their_connection_come_over_one(scheme: str, name: str) -> None:
     reply, status, body = REPLIES[name]
-    async with served(replying(reply)) as (server, url), connections(kind, url) as pool:
+    async with served(replying(reply), scheme=scheme) as (server, url), connections(url) as pool:
         for _ in range(3):
             assert await whole(pool, "POST", b"x" * 200_000) == (status, body)
         assert server.num_connections == 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_body_without_a_length_ends_with_its_connection(kind: str) -> None:
+@pytest.mark.usefixtures("trusted")
+@pytest.mark.parametrize("scheme", SCHEMES)
+async def test_a_body_without_a_length_ends_with_its_connection(scheme: str) -> None:
     serve = replying(b"HTTP/1.1 200 OK\r\n\r\n" + b"abc" * 100_000, closes=True)
-    async with served(serve) as (server, url), connections(kind, url) as pool:
+    async with served(serve, scheme=scheme) as (server, url), connections(url) as pool:
         for _ in range(3):
             assert await whole(pool, "GET") == (200, b"abc" * 100_000)
         assert server.num_connections == 3
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_the_reply_to_a_head_request_has_no_body(kind: str) -> None:
+@pytest.mark.usefixtures("trusted")
+@pytest.mark.parametrize("scheme", SCHEMES)
+async def test_the_reply_to_a_head_request_has_no_body(scheme: str) -> None:
     async with (
-        served(replying(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000000\r\n\r\n")) as (_, url),
-        connections(kind, url) as pool,
+        served(replying(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000000\r\n\r\n"), scheme=scheme) as (_, url),
+        connections(url) as pool,
     ):
         for _ in range(3):
             assert await whole(pool, "HEAD") == (200, b"")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_request_that_is_cancelled_closes_its_connection(kind: str) -> None:
+@pytest.mark.usefixtures("trusted")
+@pytest.mark.parametrize("scheme", SCHEMES)
+async def test_a_request_that_is_cancelled_closes_its_connection(scheme: str) -> None:
     asked = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -180,7 +184,7 @@ async def test_a_request_that_is_cancelled_closes_its_connection(kind: str) -> N
         asked.set()
         assert await reader.read() == b""
 
-    async with served(serve) as (server, url), connections(kind, url) as pool:
+    async with served(serve, scheme=scheme) as (server, url), connections(url) as pool:
         waiting = asyncio.ensure_future(whole(pool, "POST", b"{}"))
         await asked.wait()
         waiting.cancel()
@@ -189,8 +193,9 @@ async def test_a_request_that_is_cancelled_closes_its_connection(kind: str) -> N
             await waiting
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_generation_is_never_sent_twice_and_a_get_is(kind: str) -> None:
+@pytest.mark.usefixtures("trusted")
+@pytest.mark.parametrize("scheme", SCHEMES)
+async def test_a_generation_is_never_sent_twice_and_a_get_is(scheme: str) -> None:
     """The engine hangs up on the second request of each connection, when it has read it."""
     heard: list[str] = []
 
@@ -199,7 +204,7 @@ async def test_a_generation_is_never_sent_twice_and_a_get_is(kind: str) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na")
         heard.append((await request(reader))[0])
 
-    async with served(serve) as (server, url), connections(kind, url) as pool:
+    async with served(serve, scheme=scheme) as (server, url), connections(url) as pool:
         assert await whole(pool, "POST", b"{}") == (200, b"a")
         with pytest.raises(UpstreamUnreachable) as caught:
             await whole(pool, "POST", b"{}")
@@ -211,7 +216,7 @@ async def test_a_generation_is_never_sent_twice_and_a_get_is(kind: str) -> None:
         assert server.num_connections == 3
 
 
-# -- our own
+# -- without TLS
 
 
 async def test_a_reply_that_nobody_takes_stays_in_its_engine_s_socket() -> None:
@@ -281,11 +286,13 @@ async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
     await reader.read()
 
 
-def test_a_request_that_is_cancelled_while_it_connects_leaves_nothing_to_wait_for() -> None:
+@pytest.mark.usefixtures("trusted")
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_request_that_is_cancelled_while_it_connects_leaves_nothing_to_wait_for(scheme: str) -> None:
     """On the server's own loop, which says nothing to the protocol of a connection that was cancelled so early."""
 
     async def cancel_after(num_iterations: int, url: str) -> None:
-        connections = OwnConnections(URL(url), 5.0, reuses=True)
+        connections = Connections(URL(url), 5.0, reuses=True)
         connections.open()
         asking = asyncio.ensure_future(connections.ask("POST", "/", (), b"{}"))
         for _ in range(num_iterations):
@@ -295,7 +302,7 @@ def test_a_request_that_is_cancelled_while_it_connects_leaves_nothing_to_wait_fo
         await connections.aclose()
 
     async def all_of_them() -> None:
-        async with served(silent) as (_, url):
+        async with served(silent, scheme=scheme) as (_, url):
             for num_iterations in range(40):
                 await cancel_after(num_iterations, url)
 
@@ -303,12 +310,14 @@ def test_a_request_that_is_cancelled_while_it_connects_leaves_nothing_to_wait_fo
         runner.run(all_of_them())
 
 
-def test_a_request_that_is_cancelled_once_its_connection_is_made_leaves_nothing_to_wait_for() -> None:
+@pytest.mark.usefixtures("trusted")
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_request_that_is_cancelled_once_its_connection_is_made_leaves_nothing_to_wait_for(scheme: str) -> None:
     """On the server's own loop, which makes the protocol's connection an iteration before it says so to the task: of
     what is cancelled then, the protocol never hears the end."""
 
     async def cancel_once_made(url: str) -> None:
-        connections = OwnConnections(URL(url), 5.0, reuses=True)
+        connections = Connections(URL(url), 5.0, reuses=True)
         connections.open()
         asking = asyncio.ensure_future(connections.ask("POST", "/", (), b"{}"))
         while not connections._all:  # noqa: ASYNC110 - nothing tells of it
@@ -318,7 +327,7 @@ def test_a_request_that_is_cancelled_once_its_connection_is_made_leaves_nothing_
         await connections.aclose()
 
     async def all_of_them() -> None:
-        async with served(silent) as (_, url):
+        async with served(silent, scheme=scheme) as (_, url):
             for _ in range(20):
                 await cancel_once_made(url)
 
@@ -414,6 +423,53 @@ async def test_a_header_cannot_make_another_one(pair: tuple[str, str]) -> None:
         with pytest.raises(InvalidRequest):
             await transport.forward("GET", "/", [pair], b"")
         assert not server.num_connections
+
+
+@pytest.mark.usefixtures("trusted")
+async def test_a_certificate_is_of_the_host_and_of_an_authority_that_is_trusted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    serve = replying(REPLIES["length"][0])
+    async with served(serve, scheme="https") as (server, url):
+        for named in ("127.0.0.1", "localhost"):
+            async with opened(url.replace("127.0.0.1", named)) as transport:
+                assert (await transport.forward("GET", "/", (), b"")).body == b"abc"
+        async with opened(url.replace("127.0.0.1", "127.0.0.2")) as transport:
+            with pytest.raises(UpstreamUnreachable, match="could not be reached"):
+                await transport.forward("GET", "/", (), b"")
+        monkeypatch.delenv("SSL_CERT_FILE")
+        async with opened(url) as transport:
+            with pytest.raises(UpstreamUnreachable, match=r"certificate verify failed: self.signed certificate"):
+                await transport.forward("GET", "/", (), b"")
+        await server.ended(2)
+
+
+@pytest.mark.usefixtures("trusted")
+async def test_a_large_reply_over_tls_comes_while_it_is_taken_and_one_that_is_cut_is_one() -> None:
+    body = bytes(range(250)) * 12_000
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body)
+    async with served(replying(head + body), scheme="https") as (server, url), opened(url) as transport:
+        for _ in range(3):
+            assert (await transport.forward("GET", "/", (), b"")).body == body
+        assert server.num_connections == 1
+    cut = replying(head + body[:-1], closes=True)
+    async with served(cut, scheme="https") as (_, url), opened(url) as transport:
+        with pytest.raises(UpstreamUnreachable) as caught:
+            await transport.forward("GET", "/", (), b"")
+        assert caught.value.reply_began
+
+
+@pytest.mark.usefixtures("trusted")
+def test_replies_over_tls_keep_their_connection_on_the_server_s_own_loop() -> None:
+    async def ask() -> None:
+        reply, status, body = REPLIES["large"]
+        async with served(replying(reply), scheme="https") as (server, url), connections(url) as pool:
+            for _ in range(5):
+                assert await whole(pool, "POST", b"x" * 200_000) == (status, body)
+            assert server.num_connections == 1
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(ask())
 
 
 async def test_tls_to_a_server_without_it_is_unreachable() -> None:

@@ -17,7 +17,7 @@ from typing import cast
 from yarl import URL
 
 from stenograph.core.errors import InvalidRequest, UpstreamUnreachable
-from stenograph.engine.http.exchange import KEEPALIVE_S, Pairs, not_connected, unreachable
+from stenograph.engine.http.exchange import KEEPALIVE_S, Pairs, basic, not_connected, tls_of_clients, unreachable
 from stenograph.engine.http.response import NotHttp, ReplyCut, ResponseReader
 
 READ_BUFFER_BYTES = 2**18
@@ -40,14 +40,17 @@ _Address = tuple[socket.AddressFamily, tuple[str | int | bytes, ...]]
 """As `getaddrinfo` returns it: for `connect`, whose type depends on the family."""
 
 
-class OwnConnections:
-    """A pool for one http address. Everything happens in the loop in which it was opened."""
+class Connections:
+    """A pool for one address, http or https. Everything happens in the loop in which it was opened."""
 
     def __init__(self, url: URL, connect_timeout_s: float, *, reuses: bool) -> None:
         """`reuses` False: each connection carries one request."""
-        self._host, self._port = url.raw_host or "", url.port or 80
+        self._tls = tls_of_clients() if url.scheme == "https" else None
+        usual_port = 443 if self._tls else 80
+        self._host, self._port = url.raw_host or "", url.port or usual_port
         host = f"[{self._host}]" if ":" in self._host else self._host
-        self._host_header = host if self._port == 80 else f"{host}:{self._port}"
+        self._host_header = host if self._port == usual_port else f"{host}:{self._port}"
+        self._credentials = None if url.user is None else basic(url.user, url.password or "")
         self._connect_timeout_s = connect_timeout_s
         self._reuses = reuses
         self._buffer = memoryview(bytearray(0))
@@ -62,7 +65,7 @@ class OwnConnections:
         self._begun_head = lru_cache(maxsize=MAX_KEPT_HEADS)(self._written_head)
 
     def __repr__(self) -> str:
-        return f"<OwnConnections {self._host}:{self._port} {len(self._all)}, {len(self._idle)} of them idle>"
+        return f"<Connections {self._host}:{self._port} {len(self._all)}, {len(self._idle)} of them idle>"
 
     def open(self) -> None:
         self._buffer = memoryview(bytearray(READ_BUFFER_BYTES))
@@ -79,7 +82,8 @@ class OwnConnections:
             await self._emptied
 
     async def ask(self, method: str, target: str, headers: Pairs, body: bytes) -> "Connection":
-        """Raises InvalidRequest for a header that cannot be sent; the rest is as `Connections` has it."""
+        """Send a request and wait for the head of its reply; `target` has the address's own path. Cancelling it closes
+        the connection. Raises UpstreamUnreachable, and InvalidRequest for a header that cannot be sent."""
         assert self._is_open, "a transport is open while it is used"
         head = self._begun_head(method, target, tuple(headers))
         if body or method not in _WITHOUT_LENGTH:
@@ -104,12 +108,12 @@ class OwnConnections:
     def _written_head(self, method: str, target: str, headers: Pairs) -> bytes:
         """A head but for the length of its body, in which a session's requests differ."""
         lines = [f"{method} {target} HTTP/1.1\r\nhost: {self._host_header}"]
-        accepts = False
-        for name, value in headers:
-            lines.append(f"{name}: {value}")
-            accepts |= name == "accept"
-        if not accepts:
+        lines += [f"{name}: {value}" for name, value in headers]
+        names = {name for name, _ in headers}
+        if "accept" not in names:
             lines.append("accept: */*")
+        if self._credentials is not None and "authorization" not in names:
+            lines.append(f"authorization: {self._credentials}")
         head = "\r\n".join(lines)
         if not (head.count("\n") == head.count("\r") == len(lines)) or "\0" in head:
             raise InvalidRequest("A header has a line break or a null character in its name or value.")
@@ -179,18 +183,15 @@ class OwnConnections:
     async def _connection_on(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> "Connection":
         connection = Connection(self._buffer, self._all.add, self.rest, self.lost)
         try:
-            await loop.create_connection(lambda: connection, sock=sock)
+            name = self._host if self._tls else None
+            await loop.create_connection(lambda: connection, sock=sock, ssl=self._tls, server_hostname=name)
         except BaseException:
             self.lost(connection)  # one that is cancelled hears nothing more from uvloop, whether it was made or not
             raise
         return connection
 
 
-async def _reached(
-    loop: asyncio.AbstractEventLoop,
-    addresses: "list[_Address]",
-    deadline: float,
-) -> socket.socket:
+async def _reached(loop: asyncio.AbstractEventLoop, addresses: "list[_Address]", deadline: float) -> socket.socket:
     """A socket that is connected to the first address that answers; no address takes the time of those after it.
 
     Raises OSError, the last address's, and TimeoutError.
@@ -219,7 +220,7 @@ class Connection(asyncio.BufferedProtocol):
     """One connection, with one request under way at most. All of a pool share `buffer`: between `get_buffer` and
     `buffer_updated` nothing else runs.
 
-    From `ask` to `leave` it is an `Exchange`.
+    From `ask` to `leave` it is an exchange: a reply, its body in pieces. Whoever got it calls `leave` in the end.
     """
 
     def __init__(
@@ -286,9 +287,11 @@ class Connection(asyncio.BufferedProtocol):
         return self._reader.has_begun
 
     async def piece(self) -> bytes:
+        """The next bytes of the body, empty at its end; `UpstreamUnreachable` if it is cut."""
         return b"".join(await self.pieces(1))
 
     async def pieces(self, num_bytes: int) -> list[bytes]:
+        """The same in pieces, at least `num_bytes` unless the body ends before; none at its end."""
         reader = self._reader
         self._num_wanted = num_bytes
         while reader.num_pending < self._num_wanted and not reader.is_whole:
@@ -300,14 +303,17 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def num_pending(self) -> int:
+        """Bytes of the body that have come, and wait to be taken."""
         return self._reader.num_pending
 
     def hand_over(self) -> None:
+        """Let `pieces` return with what has come, at the latest once more comes."""
         self._num_wanted = 1
         if self._reader.num_pending:
             self._wake()
 
     def leave(self) -> None:
+        """Keep the connection for another request if the reply is whole, else close it at once."""
         transport = self._transport
         keeps = self._reader.is_whole and self._reader.keeps_connection and self._fault is None
         if not keeps or transport is None or transport.is_closing() or transport.get_write_buffer_size():
@@ -385,15 +391,13 @@ class Connection(asyncio.BufferedProtocol):
         if is_many or nbytes >= FIRST_READ_BYTES:  # of less is not known yet what chunks it comes in
             self._read_bytes = FIRST_READ_BYTES if is_many else READ_BUFFER_BYTES
         is_enough = reader.num_pending >= self._num_wanted
-        if is_enough and reader.num_pending > MOST_UNTAKEN_BYTES and not self._is_paused and not reader.is_whole:
+        is_full = is_enough and reader.num_pending > MOST_UNTAKEN_BYTES
+        if (is_full or is_many) and not self._is_paused and not reader.is_whole:
             assert self._transport is not None, "bytes come only while the connection is there"
             self._is_paused = True
             self._transport.pause_reading()
-        elif is_many and not self._is_paused and not reader.is_whole:
-            assert self._transport is not None, "bytes come only while the connection is there"
-            self._is_paused = True
-            self._transport.pause_reading()
-            self._resting = self._loop.call_soon(self._read_on)
+            if not is_full:
+                self._resting = self._loop.call_soon(self._read_on)
         if reader.is_whole or (reader.has_head and is_enough):
             self._wake()
 

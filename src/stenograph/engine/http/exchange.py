@@ -1,13 +1,9 @@
-"""The interface between an engine's transport and its connections: a request goes out, and its reply comes in pieces.
-
-`Connections` has two implementations: `OwnConnections` for http, and `AiohttpConnections` for https. Both raise
-UpstreamUnreachable and nothing else for what happens to a connection. Owns no socket.
-"""
+"""The limits, credentials and TLS of connections to engines; their errors, as UpstreamUnreachable. Owns no socket."""
 
 import os
 import ssl
+from base64 import b64encode
 from collections.abc import Sequence
-from typing import Protocol
 
 from stenograph.core.errors import UpstreamUnreachable
 
@@ -19,62 +15,16 @@ KEEPALIVE_S = 3.0
 """Seconds for which an idle connection is kept; uvicorn, which most engines run on, closes its own after 5 s."""
 
 
-class Exchange(Protocol):
-    """A reply whose head has come. Whoever got it calls `leave` in the end."""
-
-    @property
-    def status(self) -> int: ...
-
-    @property
-    def headers(self) -> Pairs:
-        """Names in lower case, in the order in which they came."""
-        ...
-
-    @property
-    def num_expected(self) -> int | None:
-        """Length of the body in bytes, None if only its end will show it."""
-        ...
-
-    async def piece(self) -> bytes:
-        """The next bytes of the body; empty at its end. Nothing is read while nobody waits, but for one buffer.
-
-        Raises UpstreamUnreachable if the body is cut.
-        """
-        ...
-
-    async def pieces(self, num_bytes: int) -> Sequence[bytes]:
-        """The same in pieces, at least `num_bytes` unless the body ends before; none at its end."""
-        ...
-
-    @property
-    def num_pending(self) -> int:
-        """Bytes of the body that have come, and wait to be taken."""
-        ...
-
-    def hand_over(self) -> None:
-        """Let `pieces` return with what has come, at the latest once more comes."""
-        ...
-
-    def leave(self) -> None:
-        """Keep the connection for another request if the reply is whole, else close it at once."""
-        ...
+def tls_of_clients() -> ssl.SSLContext:
+    """Checks certificates by the system's authorities, or those of `SSL_CERT_FILE` and `SSL_CERT_DIR`."""
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["http/1.1"])
+    return context
 
 
-class Connections(Protocol):
-    """The connections to one address."""
-
-    def open(self) -> None: ...
-
-    async def aclose(self) -> None:
-        """Close every connection, those in use included."""
-        ...
-
-    async def ask(self, method: str, target: str, headers: Pairs, body: bytes) -> Exchange:
-        """Send a request and wait for the head of its reply. `target` begins with the address's own path.
-
-        Raises UpstreamUnreachable. Cancelling it closes the connection.
-        """
-        ...
+def basic(name: str, password: str) -> str:
+    """The value of `Authorization` for a name and a password. Source: RFC 7617, section 2."""
+    return f"Basic {b64encode(f'{name}:{password}'.encode()).decode()}"
 
 
 def unreachable(text: str, cause: Exception | str, *, reply_began: bool = False) -> UpstreamUnreachable:

@@ -1,8 +1,7 @@
 """HTTP towards engines: what a request is on the wire, and what of a reply is taken.
 
 A reply comes back whole, or as `UpstreamUnreachable`. A wait that is cancelled closes its connection at once: it never
-goes back to the pool, so the engine sees the client leave. Statuses are the caller's business. Connections are our own
-for http, and aiohttp's for https. Knows no engine.
+goes back to the pool, so the engine sees the client leave. Statuses are the caller's business. Knows no engine.
 """
 
 import asyncio
@@ -16,10 +15,9 @@ from msgspec import Struct
 from yarl import URL
 
 from stenograph.core.errors import InvalidRequest, UpstreamInvalid
-from stenograph.core.loaded import entry
 from stenograph.core.sse import EventReader, EventTooLarge
-from stenograph.engine.http.connections import OwnConnections
-from stenograph.engine.http.exchange import Connections, Exchange, Pairs
+from stenograph.engine.http.connections import Connection, Connections
+from stenograph.engine.http.exchange import Pairs
 from stenograph.engine.http.inflate import PIECE_BYTES, Inflater, too_large
 from stenograph.offload.body_slots import DEFAULT_BODY_SLOTS, LARGE_BODY_BYTES, BodySlots, Slot
 
@@ -31,7 +29,6 @@ MAX_FORWARDED_VALUE = 4096
 DEFAULT_MAX_REPLY_BYTES = 2**27
 GATHERED_BYTES = 2**21
 """A body that has a slot is taken in parts of this size: to wake its turn for each read costs more than reading."""
-BEHIND_TLS = "stenograph.engine.http.aiohttp_connections:AiohttpConnections"
 TERMINAL = b"[DONE]"
 """The data of the event that ends a stream."""
 
@@ -102,10 +99,7 @@ class EngineTransport:
         url = URL(base_url.rstrip("/"), encoded=True)
         self._base_url = str(url.with_user(None))
         self._base_path = url.raw_path.rstrip("/")
-        # An address with a name and a password is as rare as TLS.
-        is_plain = url.scheme == "http" and url.raw_user is None
-        kind: Callable[..., Connections] = OwnConnections if is_plain else entry(BEHIND_TLS)
-        self._connections = kind(url, connect_timeout_s, reuses=reuses_connections)
+        self._connections = Connections(url, connect_timeout_s, reuses=reuses_connections)
         self._is_open = False
 
     def __repr__(self) -> str:
@@ -192,7 +186,7 @@ class EngineTransport:
         finally:
             exchange.leave()
 
-    async def _gathered(self, exchange: Exchange, received: Pairs, slot: Slot) -> bytes:
+    async def _gathered(self, exchange: Connection, received: Pairs, slot: Slot) -> bytes:
         """A whole body, without its encoding. Raises UpstreamInvalid for one that is too large, or is not in it.
 
         What it inflates to is made in pieces, between which the loop serves others; there is one copy of it.
