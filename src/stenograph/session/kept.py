@@ -3,6 +3,7 @@
 Owns how such a reply is shown once more, whole or streamed. The session decides when and to which request.
 """
 
+import asyncio
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,13 +21,16 @@ from stenograph.core.chat import (
 )
 from stenograph.core.messages import whole_delta
 from stenograph.core.stages import Stage
-from stenograph.core.types import Prompt, RequestId, SamplingParams, Usage
+from stenograph.core.types import Chunk, Prompt, RequestId, SamplingParams, Usage
 from stenograph.engine.base import Capabilities
 from stenograph.session.reply_buffer import parts_of
 from stenograph.session.request import TurnOutcome
 from stenograph.session.retries import RequestIdentity, StoredIdentity
 from stenograph.session.watch import Delivery
 from stenograph.trajectory.turn import Node, line_ids
+
+_CHUNKS_AT_ONCE = 1024
+"""Chunks that are made before the loop goes on: 3 ms."""
 
 
 class KeptReply(Struct, frozen=True, kw_only=True):
@@ -144,7 +148,7 @@ class KeptWatch:
         if self._is_read:
             return None
         self._is_read = True
-        pieces = [_piece(reply, index) for index, reply in enumerate(self._kept.outcome.replies)]
+        pieces = [await _piece(reply, index) for index, reply in enumerate(self._kept.outcome.replies)]
         return [piece for piece in pieces if piece.delta or piece.chunks] or None
 
     def call(self) -> None:
@@ -184,6 +188,11 @@ def held_reply(node: Node, model: str) -> ChatReply:
     )
 
 
-def _piece(reply: ChatReply, index: int) -> StreamPiece:
-    """A whole reply, with no more ids in a chunk than of one that is sampled."""
-    return StreamPiece(delta=whole_delta(reply.parsed.message), chunks=tuple(parts_of(reply.sampled)), index=index)
+async def _piece(reply: ChatReply, index: int) -> StreamPiece:
+    """A whole reply, with no more ids in a chunk than of one that is sampled. The loop goes on between some."""
+    chunks: list[Chunk] = []
+    for chunk in parts_of(reply.sampled):
+        chunks.append(chunk)
+        if len(chunks) % _CHUNKS_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    return StreamPiece(delta=whole_delta(reply.parsed.message), chunks=tuple(chunks), index=index)
