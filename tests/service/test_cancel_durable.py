@@ -23,11 +23,11 @@ from stenograph.session.shelf import Shelf
 from stenograph.session.turn import TurnServices
 from stenograph.store.base import Done, Tail
 from stenograph.store.codec.rows import Totals
-from stenograph.store.memory import MemoryStore
 from stenograph.trajectory.commits import ModelMark
 from stenograph.trajectory.matching import MATCHERS
 from stenograph.trajectory.turn import line_ids, line_messages
 
+from .memory_store import MemoryStore
 from .movable_loop import MovableLoop
 from .test_cancel_anywhere import (
     ENDS_SESSION,

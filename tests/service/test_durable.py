@@ -13,12 +13,12 @@ import pytest
 from stenograph.core.errors import StorageUnavailable
 from stenograph.store.database import FileConnection
 from stenograph.store.folder import DataFolder
-from stenograph.store.memory import MemoryStore
 from stenograph.store.sqlite import SqliteStore
 from stenograph.testing.standins.clock import ManualClock
 from stenograph.trajectory.commits import ModelMark
 
 from .conftest import Answer, Live, assistant, user
+from .memory_store import MemoryStore
 
 pytestmark = pytest.mark.timeout(60)
 

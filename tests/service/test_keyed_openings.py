@@ -7,9 +7,9 @@ import pytest
 
 from stenograph.session.keyed_openings import MAX_KEYS, KeyedOpenings
 from stenograph.session.session import SessionOptions
-from stenograph.store.memory import MemoryStore
 
 from .conftest import Answer, Live
+from .memory_store import MemoryStore
 from .test_durable import Serve, conversation, folder, kept
 
 pytestmark = pytest.mark.timeout(60)

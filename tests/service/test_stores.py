@@ -20,11 +20,12 @@ from stenograph.store.codec.rows import Totals
 from stenograph.store.database import FileConnection
 from stenograph.store.files import open_files
 from stenograph.store.folder import LOCK_NAME, RESERVE_NAME, DataFolder, filesystem_of, looked_at
-from stenograph.store.memory import MemoryStore
 from stenograph.store.settings import Durability
 from stenograph.store.sqlite import SqliteStore, sync_log
 from stenograph.testing.standins.clock import ManualClock
 from stenograph.testing.suite.store_laws import ONE_TURN, appended, check_store, payloads, session_id
+
+from .memory_store import MemoryStore
 
 pytestmark = pytest.mark.timeout(60)
 
