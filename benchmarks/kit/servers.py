@@ -46,17 +46,14 @@ def start_standin(children: Children, shape: ReplyShape) -> tuple[Child, str]:
     return child, child.event()["url"]
 
 
-def start_serve(
-    children: Children, flags: Sequence[str], *, profile: str | None = None, checkout: Checkout | None = None
-) -> tuple[Child, str]:
+def start_serve(children: Children, flags: Sequence[str], *, checkout: Checkout | None = None) -> tuple[Child, str]:
     """A server whose settings are its flags alone, and its URL. Raises ChildFailed where it does not start."""
     environment = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith("STENOGRAPH_") or name == "STENOGRAPH_CACHE"
     }
-    profiled = [] if profile is None else ["benchmarks.kit.sampler", profile]
-    serve = [*profiled, "stenograph.cli.main", "serve", "--port", "0", *flags]
+    serve = ["stenograph.cli.main", "serve", "--port", "0", *flags]
     if checkout is None:
         child = children.start("the server", serve, environment=environment)
     else:

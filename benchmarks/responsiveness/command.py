@@ -60,7 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--before", type=Path, metavar="DIR", help="measure the server of this checkout too, in turn with ours")
     add("--before-flags", metavar="FLAGS", help="flags of that server; without --before, of a second one of ours")
     add_plot(parser, "latency against load")
-    add("--profile", type=Path, metavar="FILE", help="where the last server's CPU went, as collapsed stacks")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -92,12 +91,11 @@ def _prepare(options: argparse.Namespace) -> ResponsivenessRun:
     path = cached_model(options.model)
     files = load_model_files(path)
     sample = next(Messages(num_bytes=SAMPLE_BYTES, num_messages=1).texts(1))
-    profile = None if options.profile is None else str(options.profile.absolute())
-    command = ServerCommand(model=str(path), flags=tuple(shlex.split(options.server_flags)), profile=profile)
+    command = ServerCommand(model=str(path), flags=tuple(shlex.split(options.server_flags)))
     commands = {"server": command}
     if before is not None or options.before_flags is not None:
         flags = options.server_flags if options.before_flags is None else options.before_flags
-        commands["before"] = replace(command, flags=tuple(shlex.split(flags)), profile=None, checkout=before)
+        commands["before"] = replace(command, flags=tuple(shlex.split(flags)), checkout=before)
     return ResponsivenessRun(
         commands=commands,
         vocab_size=files.vocab_size,

@@ -4,22 +4,16 @@ Owns the order of things in a measurement, and what its figures are made of. Kno
 nothing.
 """
 
-import contextlib
 import re
-import signal
 import time
 import urllib.request
-from collections.abc import Generator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from benchmarks.kit.artifact import Measurement, Raw
 from benchmarks.kit.figures import Figures, ratios_between
 from benchmarks.kit.processes import CannotMeasure, Child, Children
 from benchmarks.kit.runner import in_turn
-from benchmarks.kit.sampler import read_collapsed
 from benchmarks.kit.servers import Checkout, start_probe, start_serve, start_standin
-from benchmarks.kit.stage_cpu import stage_cpu
 from benchmarks.responsiveness.load import Load
 from benchmarks.responsiveness.scenarios import EARLY_TURNS, NUM_LAST_TURNS, Scenario
 
@@ -42,14 +36,10 @@ OVER_ALONE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerCommand:
-    """The command of the server under test; `profile` names a file for what its sampler saw.
-
-    `checkout` is where its source is, None for ours.
-    """
+    """The command of the server under test; `checkout` is where its source is, None for ours."""
 
     model: str
     flags: tuple[str, ...] = ()
-    profile: str | None = None
     checkout: Checkout | None = None
 
 
@@ -60,8 +50,7 @@ def measure_direct(scenario: Scenario, *, least_s: float) -> Measurement:
         _warm_up(Load(replace(scenario, sessions=min(scenario.sessions, WARM_UP_SESSIONS)), url, direct=True))
         with Load(scenario, url, direct=True, least_s=least_s) as load:
             load.step("open")
-            beside = contextlib.nullcontext()
-            run, health, spent_s = _run_beside_probe(children, load, url, {"standin": standin}, beside)
+            run, health, spent_s = _run_beside_probe(children, load, url, {"standin": standin})
     figures = _load_figures(run, health)
     _add_cpu(figures, run, spent_s)
     return Measurement(figures=figures, raw={"run": run, "health": health})
@@ -92,12 +81,7 @@ def _measure_once(scenario: Scenario, command: ServerCommand) -> Measurement:
         if scenario.idle_sessions:
             _leave_idle(scenario, url)
         with Load(scenario, url) as load:
-            measured = _measure_load(children, load, url, scenario, command, server, standin)
-    num_ok = measured.raw["run"]["num_ok"]
-    if command.profile is not None and num_ok:  # written when the server ended
-        stacks = read_collapsed(Path(command.profile).read_text())
-        measured.figures.update(stage_cpu(stacks, num_chats=num_ok))
-    return measured
+            return _measure_load(children, load, url, scenario, server, standin)
 
 
 def _measure_load(
@@ -105,7 +89,6 @@ def _measure_load(
     load: Load,
     url: str,
     scenario: Scenario,
-    command: ServerCommand,
     server: Child,
     standin: Child | None,
 ) -> Measurement:
@@ -115,7 +98,7 @@ def _measure_load(
     idle = _idle(children, url) if scenario.beside_idle else None
     opened = load.step("open")
     timed = {"": server} | ({} if standin is None else {"standin": standin})
-    run, health, spent_s = _run_beside_probe(children, load, url, timed, _sampled(server, command))
+    run, health, spent_s = _run_beside_probe(children, load, url, timed)
     time.sleep(SETTLE_S)
     loaded_kib = server.rss_kib()
     stages = _stages_ms(url)
@@ -169,34 +152,19 @@ def _start_engine_and_server(
         standin, engine_url = start_standin(children, scenario.shape)
         engine = ("--engine", "sglang", "--engine-url", engine_url)
     flags = (*engine, "--model", command.model, *command.flags)
-    return standin, *start_serve(children, flags, profile=command.profile, checkout=command.checkout)
+    return standin, *start_serve(children, flags, checkout=command.checkout)
 
 
 def _run_beside_probe(
-    children: Children,
-    load: Load,
-    url: str,
-    timed: dict[str, Child],
-    beside: contextlib.AbstractContextManager[None],
+    children: Children, load: Load, url: str, timed: dict[str, Child]
 ) -> tuple[Raw, Raw, dict[str, float]]:
     """The load's run, what a probe saw meanwhile, and the CPU time that the load and those in `timed` took."""
     clocks = {"load": time.process_time, **{name: child.cpu_s for name, child in timed.items()}}
     probe = start_probe(children, url)
-    with beside:
-        begun_s = {name: clock() for name, clock in clocks.items()}
-        run = load.step("run")
+    begun_s = {name: clock() for name, clock in clocks.items()}
+    run = load.step("run")
     spent_s = {name: clock() - begun_s[name] for name, clock in clocks.items()}
     return run, probe.step(""), spent_s
-
-
-@contextlib.contextmanager
-def _sampled(server: Child, command: ServerCommand) -> Generator[None]:
-    """Look where the server's CPU goes while inside, if that was asked for."""
-    if command.profile is not None:
-        server.signal(signal.SIGUSR2)
-    yield
-    if command.profile is not None:
-        server.signal(signal.SIGUSR2)
 
 
 def _idle(children: Children, url: str) -> Raw:

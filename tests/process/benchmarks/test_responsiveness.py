@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 import stenograph
-from benchmarks.kit.stage_cpu import STAGES, figure_of
 from benchmarks.responsiveness.scenarios import SCENARIOS
 from stenograph.testing.tiny.llama import write_tiny_folder
 
@@ -77,7 +76,7 @@ def test_a_server_with_other_flags_is_measured_in_turn_with_the_first_at_each_le
     done = bench(
         *("responsiveness", "--scenario", "B", "--scale", "0.05", "--repeats", "1", "--model", str(model)),
         *("--levels", "1,3", "--server-flags=--cpu-workers 1", "--before-flags=--cpu-workers 2"),
-        *("--profile", "stacks.txt", "--out", "run.json"),
+        *("--out", "run.json"),
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
@@ -91,12 +90,6 @@ def test_a_server_with_other_flags_is_measured_in_turn_with_the_first_at_each_le
         }
     assert artifact["arguments"]["server_flags"] == "--cpu-workers 1"
     assert "against before" in done.stdout
-    stacks = (tmp_path / "stacks.txt").read_text()
-    assert re.search(r"^\(other threads\) \d+$", stacks, re.MULTILINE)  # so few chats may be over between two looks
-    for result in artifact["scenarios"]:
-        (profiled,), (other,) = result["figures"]["server"], result["figures"]["before"]
-        assert {figure_of(stage) for stage in STAGES} <= profiled.keys()
-        assert not {figure_of(stage) for stage in STAGES} & other.keys()
 
 
 @pytest.mark.timeout(240)
