@@ -25,7 +25,7 @@ from stenograph.http.metric_table import METRICS, MetricType
 from stenograph.http.metrics import Metrics
 from stenograph.http.store_metrics import STORE_METRICS
 from stenograph.http.traces.tracing import TRACE_METRICS
-from stenograph.http.weight_routes import WEIGHT_METRICS
+from stenograph.http.weight_metrics import WEIGHT_METRICS
 from stenograph.http.workers.worker import WORKER_METRICS
 from stenograph.testing.tiny.llama import write_tiny_folder
 

@@ -116,15 +116,12 @@ def operations_in(document: Json) -> dict[str, Json]:
 
 
 def routes_of(app: Any) -> list[Route]:
-    """The routes that a server has bound, those included that it binds when the first request comes to one."""
+    """Every route of a server: it binds most of them when the first request comes to one."""
     found: list[Route] = []
-    for route in app._control.app.routes:
-        if isinstance(route, LaterRoutes):
-            asyncio.run(route.made())
-            found += route.routes
-        else:
-            assert isinstance(route, Route)
-            found.append(route)
+    for later in app._control.app.routes:
+        if isinstance(later, LaterRoutes):
+            asyncio.run(later.made())
+            found += later.routes
     return found
 
 

@@ -37,7 +37,7 @@ from stenograph.core.loaded import entry
 from stenograph.deploy.shared_engine import SharedEngineProcess
 from stenograph.dialects.settings import DialectKind
 from stenograph.engine.settings import EngineKind
-from stenograph.http.app import WORKER, LoadedModel, load_model, serve_on
+from stenograph.http.app import LATE_ROUTES, WORKER, LoadedModel, load_model, serve_on
 from stenograph.http.dialects import DIALECTS
 from stenograph.http.engines import load_engine
 from stenograph.http.listen import listen, url_of
@@ -93,6 +93,7 @@ def serve_workers(
 def load_parts(settings: Settings) -> None:
     """Import what each worker of these settings will use: their parent does it for all, before it forks."""
     entry(WORKER)
+    entry(LATE_ROUTES)
     load_engine(settings)
     for kind in settings.dialects:
         entry(DIALECTS[DialectKind(kind)])

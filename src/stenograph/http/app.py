@@ -8,7 +8,7 @@ import socket
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 from stenograph import __version__
@@ -25,28 +25,24 @@ from stenograph.engine.base import Engine, EngineState
 from stenograph.engine.settings import EngineKind
 from stenograph.families.load import check_renderer, load_renderer
 from stenograph.http.auth import Doorman
-from stenograph.http.bulk_parts import OwnParts, SessionParts
-from stenograph.http.bulk_routes import BulkRoutes
 from stenograph.http.control_routes import ControlRoutes
 from stenograph.http.count_route import CountRoute
 from stenograph.http.create_route import CreateRoute
 from stenograph.http.dialects import spoken_by
-from stenograph.http.engine_routes import EngineRoutes
 from stenograph.http.engines import make_engine
 from stenograph.http.lifecycle import keep_house, start_engine
 from stenograph.http.listen import url_of
 from stenograph.http.metrics import Metrics
 from stenograph.http.mounts import App
-from stenograph.http.processes import Board, OtherServers, ProcessPlace, ServingWorker
+from stenograph.http.processes import OtherServers, ProcessPlace, ServingWorker
 from stenograph.http.rule_files import check_files, side_rules_of
 from stenograph.http.server import run_uvicorn
-from stenograph.http.session_routes import SessionRoutes
 from stenograph.http.settings import Settings
-from stenograph.http.storage import backup_route, held_folder, model_mark, opened_store
+from stenograph.http.storage import held_folder, model_mark, opened_store
 from stenograph.http.store_metrics import StoreMetrics
 from stenograph.http.tracing import RouteTracing
 from stenograph.http.turn_route import TurnRoute
-from stenograph.http.weight_routes import ModelInfoRoute, WeightMetrics, WeightRoutes
+from stenograph.http.weight_metrics import WeightMetrics
 from stenograph.model.fetch import resolve_model
 from stenograph.model.files import ModelFiles, load_model_files
 from stenograph.model.progress import Progress
@@ -70,11 +66,9 @@ from stenograph.trajectory.matching import load_matcher
 
 log = logging.getLogger(__name__)
 
-NOW_BOARD = "stenograph.http.now_board:NowBoard"
-HELD_RESPONSES = "stenograph.http.response_route:HeldResponses"
+LATE_ROUTES = "stenograph.http.late_routes:LateRoutes"
 OPENAPI = "stenograph.http.openapi.document:document_of"
 OTHER_NODES = "stenograph.http.shared_store:other_nodes"
-SHARED_PARTS = "stenograph.http.shared_parts:SharedParts"
 WORKER = "stenograph.http.workers.worker:Worker"
 TRACING = "stenograph.http.traces.tracing:opened_tracing"
 
@@ -152,25 +146,25 @@ def make_app(
     doorman = Doorman(api_keys=settings.api_key, manager=manager, admin_keys=settings.admin_key)
     nodes = _other_nodes(settings, manager, metrics, store, worker)
     openings = KeyedOpenings(manager, worker.opened_elsewhere(has_store=store is not None) if worker else None)
-    sessions = SessionRoutes.of(settings, services, manager, metrics, moe_shape)
-    parts = OwnParts(sessions=sessions)
     sync = _weight_sync(engine, services, manager, metrics, worker)
-    engines = EngineRoutes(engine=engine, sync=sync, max_body_bytes=settings.max_body_bytes)
     instance_id = worker.place.instance_id if worker else uuid.uuid4().hex
-    board: Callable[[], Board] = cache(lambda: entry(NOW_BOARD)(sessions, engine, services.weights, model, instance_id))
+    late = cache(
+        lambda: entry(LATE_ROUTES)(
+            *(settings, services, doorman, metrics, sync),
+            spoken=spoken,
+            model=model,
+            instance_id=instance_id,
+            moe_shape=moe_shape,
+            nodes=nodes,
+            worker=worker,
+        )
+    )
     control = ControlRoutes(
-        sessions=sessions,
         create=CreateRoute.of(settings, services, openings, doorman),
-        bulk=BulkRoutes(sessions=sessions, parts=_all_parts(parts, nodes, worker)),
-        backup=backup_route(settings, manager.shelf, worker.place if worker else None),
-        moments=board if worker is None else partial(worker.moments, board()),
-        engines=engines,
-        weights=WeightRoutes(sync=sync, weights_dir=settings.weights_dir, max_body_bytes=settings.max_body_bytes),
-        model_info=ModelInfoRoute(sync=sync, model=model),
-        responses=_held_responses(spoken, services, doorman, model),
+        late=late,
+        services=services,
         doorman=doorman,
         metrics=metrics,
-        engine=engine,
         body_slots=body_slots,
         model=model,
         started_at=int(clock.wall()),
@@ -178,6 +172,7 @@ def make_app(
         max_body_bytes=settings.max_body_bytes,
         proxy_allow=settings.proxy_allow,
         timeout_s=settings.request_timeout_s,
+        holds_responses=spoken.held is not None,
         openapi=cache(lambda: entry(OPENAPI)(settings, services)),
         refuse=refusal_of(settings.compat),
     )
@@ -191,7 +186,8 @@ def make_app(
         tracing=_tracing(settings, engine, clock, metrics),
     )
     if worker is not None:
-        worker.wire(app, openings=openings, parts=parts, board=board(), sync=sync, engines=engines)
+        made = late()
+        worker.wire(app, openings=openings, parts=made.own_parts, board=made.board, sync=sync, engines=made.engines)
     return app, manager
 
 
@@ -215,22 +211,6 @@ def _other_nodes(
         return None
     nodes: OtherServers = entry(OTHER_NODES)(settings, manager, metrics, store, worker.place if worker else None)
     return nodes
-
-
-def _all_parts(own: OwnParts, nodes: OtherServers | None, worker: ServingWorker | None) -> SessionParts:
-    """The sessions of all processes, for an answer of many."""
-    if nodes is not None:
-        shared: SessionParts = entry(SHARED_PARTS)(own=own, nodes=nodes)
-        return shared
-    return own if worker is None else worker.all_parts(own)
-
-
-def _held_responses(spoken: Spoken, services: TurnServices, doorman: Doorman, model: str) -> object | None:
-    """The responses that sessions hold, where a dialect asks for them again."""
-    if spoken.held is None:
-        return None
-    held: object = entry(HELD_RESPONSES)(doorman=doorman, share=services.share, model=model, dialect=spoken.held)
-    return held
 
 
 def _weight_sync(

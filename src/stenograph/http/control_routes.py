@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypedDict, TypeVar
+from typing import Literal, Protocol, TypedDict, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -22,15 +22,12 @@ from stenograph.core.json_types import Count, Hex32, TokenIds
 from stenograph.core.loaded import entry
 from stenograph.dialects.base import Refuse
 from stenograph.dialects.sessions import Detokenize, Tokenize, decode_detokenize, decode_tokenize
-from stenograph.engine.base import Engine, EngineState
+from stenograph.engine.base import EngineState
 from stenograph.http.auth import Doorman
 from stenograph.http.binding import LaterRoutes, bound
-from stenograph.http.bulk_routes import BulkRoutes
 from stenograph.http.create_route import CreateRoute
-from stenograph.http.engine_routes import EngineRoutes
 from stenograph.http.front_page import FrontPage, front_page
 from stenograph.http.metrics import Metrics
-from stenograph.http.processes import Moments
 from stenograph.http.proxy_route import PROXY_METHODS, ProxyRoute
 from stenograph.http.route import (
     JSON,
@@ -46,17 +43,15 @@ from stenograph.http.route import (
     rows_of,
     session_paths,
 )
-from stenograph.http.session_routes import SessionRoutes
-from stenograph.http.storage import BackupRoute
-from stenograph.http.waste_route import WasteRoute
-from stenograph.http.weight_routes import ModelInfoRoute, WeightRoutes
 from stenograph.http.wire import ClientGone, count_error, json_in_pieces, json_response, read_json
 from stenograph.offload.body_slots import LARGE_BODY_BYTES, BodySlots
 from stenograph.offload.pool import INLINE_BELOW_BYTES
+from stenograph.session.services import TurnServices
 
 T = TypeVar("T")
 
 CONSOLE = "stenograph.http.console_routes:ConsoleRoutes"
+LATE_ROUTES = "stenograph.http.late_routes:LateRoutes"
 
 
 class Health(TypedDict):
@@ -118,24 +113,28 @@ class Text(TypedDict):
     prompt: str
 
 
+class GroupsOfRoutes(Protocol):
+    """The routes that a chat needs none of."""
+
+    def groups(self) -> Sequence[object]:
+        """The objects whose classes have the rows, but for the console's."""
+        ...
+
+    def console(self) -> object:
+        """The console, which has rows too."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlRoutes:
     """The routes of one server. Methods are endpoints; `app` binds them and those of sessions to paths. `openapi` makes
     its document, once."""
 
-    sessions: SessionRoutes
     create: CreateRoute
-    bulk: BulkRoutes
-    moments: Callable[[], Moments]
-    backup: BackupRoute
-    weights: WeightRoutes
-    engines: EngineRoutes
-    model_info: ModelInfoRoute
-    responses: object | None
-    """The responses that sessions hold, where a dialect asks for them again."""
+    late: Callable[[], GroupsOfRoutes]
+    services: TurnServices
     doorman: Doorman
     metrics: Metrics
-    engine: Engine
     body_slots: BodySlots
     model: str
     started_at: int
@@ -143,30 +142,17 @@ class ControlRoutes:
     max_body_bytes: int
     proxy_allow: tuple[str, ...]
     timeout_s: float
+    holds_responses: bool
     openapi: Callable[[], bytes]
     refuse: Refuse
 
     def app(self) -> Starlette:
         """The Starlette application."""
-        groups = [
-            self,
-            self.create,
-            self.bulk,
-            WasteRoute(sessions=self.sessions),
-            self.sessions,
-            self.weights,
-            self.engines,
-            self.model_info,
-            self.backup,
-            *(() if self.responses is None else (self.responses,)),
-        ]
-        proxy = self._proxy(session_paths(row for group in groups for row, _ in rows_of(type(group))))
         app = Starlette(
             routes=[
-                *bound(groups, self.doorman),
+                *bound((self, self.create), self.doorman),
                 LaterRoutes("/console", self._console),
-                StarletteRoute("/sessions/{id}/{path:path}", proxy.of_session, methods=PROXY_METHODS),
-                StarletteRoute("/v1/{path:path}", proxy.of_server, methods=PROXY_METHODS),
+                LaterRoutes("", self._late_routes),
             ],
             exception_handlers={
                 StenographError: self._answer_error,
@@ -180,15 +166,27 @@ class ControlRoutes:
 
     async def _console(self) -> Sequence[StarletteRoute]:
         """The console's routes. It is imported on a thread."""
-        console = await self.sessions.pool.run(lambda: entry(CONSOLE), num_bytes=INLINE_BELOW_BYTES)
-        return bound([console(sessions=self.sessions, parts=self.bulk.parts, moments=self.moments())], self.doorman)
+        await self.services.pool.run(lambda: entry(CONSOLE), num_bytes=INLINE_BELOW_BYTES)
+        return bound((self.late().console(),), self.doorman)
+
+    async def _late_routes(self) -> Sequence[StarletteRoute]:
+        """Every route but the console's, so that they know each other's methods, and behind them the proxy. What is
+        late is imported on a thread."""
+        await self.services.pool.run(lambda: entry(LATE_ROUTES), num_bytes=INLINE_BELOW_BYTES)
+        groups = (self, self.create, *self.late().groups())
+        proxy = self._proxy(session_paths(row for group in groups for row, _ in rows_of(type(group))))
+        return (
+            *bound(groups, self.doorman),
+            StarletteRoute("/sessions/{id}/{path:path}", proxy.of_session, methods=PROXY_METHODS),
+            StarletteRoute("/v1/{path:path}", proxy.of_server, methods=PROXY_METHODS),
+        )
 
     def _proxy(self, own_paths: Mapping[str, Collection[str]]) -> ProxyRoute:
         """The route of what is passed on to the engine, and of what this server answers in its place."""
         return ProxyRoute(
-            manager=self.sessions.manager,
+            manager=self.doorman.manager,
             doorman=self.doorman,
-            engine=self.engine,
+            engine=self.services.engine,
             allowed=self.proxy_allow,
             own_paths=own_paths,
             local={
@@ -198,7 +196,7 @@ class ControlRoutes:
             },
             max_body_bytes=self.max_body_bytes,
             timeout_s=self.timeout_s,
-            holds_responses=self.responses is not None,
+            holds_responses=self.holds_responses,
         )
 
     @route(
@@ -236,10 +234,10 @@ class ControlRoutes:
         who=All(merge="stenograph.http.merging:readiness", ask=Asking.READINESS),
     )
     async def _ready(self, request: Request) -> Response:
-        shelf = self.sessions.manager.shelf
+        shelf = self.doorman.manager.shelf
         is_writable = shelf is None or shelf.store.failure is None
-        paused = self.weights.sync.weights.is_held
-        ready = is_writable and not paused and self.engine.health().state is EngineState.READY
+        paused = self.services.weights.is_held
+        ready = is_writable and not paused and self.services.engine.health().state is EngineState.READY
         engines: list[WireEngineStatus] = [
             {
                 "engine": status.engine,
@@ -248,7 +246,7 @@ class ControlRoutes:
                 "detail": status.health.detail or status.note,
                 "num_running": status.num_running,
             }
-            for status in self.engine.statuses()
+            for status in self.services.engine.statuses()
         ]
         readiness: Readiness = {"ready": ready, "paused": paused, "engines": engines}
         return json_response(readiness, status=200 if ready else 503)
@@ -263,7 +261,7 @@ class ControlRoutes:
     )
     async def _metrics(self, request: Request) -> Response:
         # Writing it out takes milliseconds, and no session's state.
-        body, content_type = await self.sessions.pool.run(self.metrics.exposition, num_bytes=INLINE_BELOW_BYTES)
+        body, content_type = await self.services.pool.run(self.metrics.exposition, num_bytes=INLINE_BELOW_BYTES)
         return Response(body, headers={"content-type": content_type})
 
     @route(
@@ -275,7 +273,7 @@ class ControlRoutes:
     )
     async def _openapi(self, request: Request) -> Response:
         # The first time, it is made.
-        body = await self.sessions.pool.run(self.openapi, num_bytes=INLINE_BELOW_BYTES)
+        body = await self.services.pool.run(self.openapi, num_bytes=INLINE_BELOW_BYTES)
         return Response(body, media_type="application/json")
 
     @route(
@@ -295,7 +293,7 @@ class ControlRoutes:
             "object": "model",
             "created": self.started_at,
             "owned_by": "stenograph",
-            "max_model_len": self.engine.capabilities.max_context_tokens,
+            "max_model_len": self.services.engine.capabilities.max_context_tokens,
         }
         models: ModelList = {"object": "list", "data": [model]}
         return json_response(models)
@@ -310,11 +308,11 @@ class ControlRoutes:
     )
     async def _tokenize(self, request: Request) -> Response:
         wire = await self._decoded(request, decode_tokenize)
-        encode = self.sessions.renderer.tokenizer.encode
-        ids = await self.sessions.pool.run(lambda: encode(wire.prompt), num_bytes=len(wire.prompt))
-        limit = self.engine.capabilities.max_context_tokens
+        encode = self.services.renderer.tokenizer.encode
+        ids = await self.services.pool.run(lambda: encode(wire.prompt), num_bytes=len(wire.prompt))
+        limit = self.services.engine.capabilities.max_context_tokens
         tokens: Tokens = {"count": len(ids), "max_model_len": limit, "tokens": ids}
-        return json_in_pieces(self.sessions.share, tokens)
+        return json_in_pieces(self.services.share, tokens)
 
     @route(
         "POST /detokenize",
@@ -325,11 +323,11 @@ class ControlRoutes:
         errors=(TokenizationFailed,),
     )
     async def _detokenize(self, request: Request) -> Response:
-        tokenizer = self.sessions.renderer.tokenizer
+        tokenizer = self.services.renderer.tokenizer
         ids = await self._decoded(request, lambda body: decode_detokenize(body, vocab_size=tokenizer.vocab_size))
-        text = await self.sessions.pool.run(lambda: tokenizer.decode(ids), num_bytes=ids.itemsize * len(ids))
+        text = await self.services.pool.run(lambda: tokenizer.decode(ids), num_bytes=ids.itemsize * len(ids))
         body: Text = {"prompt": text}
-        return json_in_pieces(self.sessions.share, body)
+        return json_in_pieces(self.services.share, body)
 
     async def _decoded(self, request: Request, decode: Callable[[bytes], T]) -> T:
         """The request's body, decoded on a worker if it is large, one at a time."""
@@ -339,7 +337,7 @@ class ControlRoutes:
         if len(body) < LARGE_BODY_BYTES:
             return decode(body)
         async with self.body_slots.decoding():
-            return await self.sessions.pool.run(lambda: decode(body), num_bytes=len(body))
+            return await self.services.pool.run(lambda: decode(body), num_bytes=len(body))
 
     def _error_response(self, error: StenographError) -> Response:
         count_error(self.metrics, error)

@@ -5,7 +5,7 @@ A server of one process has none of it, and loads none of it.
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -13,12 +13,14 @@ from uvicorn.server import ServerState
 
 from stenograph.core.errors import StenographError
 from stenograph.dialects.base import Refusal, Refuse
-from stenograph.http.bulk_parts import OwnParts, SessionParts
-from stenograph.http.engine_routes import EngineRoutes
 from stenograph.http.metrics import Metrics
 from stenograph.session.admission import Capacity, Limits
 from stenograph.session.keyed_openings import KeyedOpenings, OpenedElsewhere
 from stenograph.session.weight_sync import Followers, WeightSync
+
+if TYPE_CHECKING:  # of routes that are loaded late
+    from stenograph.http.bulk_parts import OwnParts, SessionParts
+    from stenograph.http.engine_routes import EngineRoutes
 
 RefuseAt = Callable[[str, StenographError], Refusal]
 """The error of a request that came to a path."""
@@ -143,7 +145,7 @@ class ServingWorker(Protocol):
         """Finds sessions that other workers opened with a key; None where there is nothing to find."""
         ...
 
-    def all_parts(self, own: OwnParts) -> SessionParts:
+    def all_parts(self, own: "OwnParts") -> "SessionParts":
         """The sessions of all workers, its `own` among them."""
         ...
 
@@ -156,10 +158,10 @@ class ServingWorker(Protocol):
         app: ServedApp,
         *,
         openings: KeyedOpenings,
-        parts: OwnParts,
+        parts: "OwnParts",
         board: Board,
         sync: WeightSync,
-        engines: EngineRoutes,
+        engines: "EngineRoutes",
     ) -> None:
         """Take what it serves to clients, and to the other workers."""
         ...

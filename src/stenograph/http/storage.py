@@ -112,11 +112,6 @@ class BackupRoute:
         return json_response(made)
 
 
-def backup_route(settings: Settings, shelf: Shelf | None, place: ProcessPlace | None) -> BackupRoute:
-    """The route of a server, or of a worker at its place."""
-    return BackupRoute(shelf=shelf, max_body_bytes=settings.max_body_bytes, place=place)
-
-
 def _make_empty(folder: Path, others: Container[int]) -> None:
     """Make a folder, or take one that is empty, but for the files of these numbers. Raises OSError."""
     make_private(folder)

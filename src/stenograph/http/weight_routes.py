@@ -5,13 +5,10 @@ Owns the folder that weights may come from. What is done with a command, session
 """
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypedDict
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -27,10 +24,9 @@ from stenograph.dialects.weight_commands import (
     decode_update,
     decode_version,
 )
-from stenograph.http.metric_table import Metric, MetricType
 from stenograph.http.route import Needs, Who, route
 from stenograph.http.wire import json_response, read_json
-from stenograph.session.weight_sync import SyncResult, UpdateOutcome, WeightSync, next_version
+from stenograph.session.weight_sync import SyncResult, WeightSync, next_version
 
 
 class WeightsUpdated(TypedDict):
@@ -71,42 +67,6 @@ class ModelInfo(TypedDict):
     weight_version: str | None
     is_generation: Literal[True]
     paused: bool
-
-
-UPDATES = Metric(
-    name="stenograph_weight_updates_total",
-    type=MetricType.COUNTER,
-    help="Updates of weights, by outcome: taken by all engines, by some (partial), or by none (refused).",
-    label="outcome",
-    values=tuple(UpdateOutcome),
-)
-PAUSED = Metric(
-    name="stenograph_generation_paused",
-    type=MetricType.GAUGE,
-    help="1 while new turns wait, because generation is paused or new weights come.",
-)
-MIXED = Metric(
-    name="stenograph_mixed_version_turns_total",
-    type=MetricType.COUNTER,
-    help="Turns over a change of weights whose engine does not say which weights sampled which token.",
-)
-WEIGHT_METRICS = (UPDATES, PAUSED, MIXED)
-
-
-class WeightMetrics(Collector):
-    """Reads the counts of updates, and whether turns wait."""
-
-    def __init__(self, sync: WeightSync) -> None:
-        self._sync = sync
-
-    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        """The families of `WEIGHT_METRICS`, in that order."""
-        updates = CounterMetricFamily(UPDATES.name, UPDATES.help, labels=UPDATES.labels)
-        for outcome in UpdateOutcome:
-            updates.add_metric([outcome], self._sync.outcomes[outcome])
-        yield updates
-        yield GaugeMetricFamily(PAUSED.name, PAUSED.help, value=float(self._sync.weights.is_held))
-        yield CounterMetricFamily(MIXED.name, MIXED.help, value=self._sync.weights.num_mixed_turns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

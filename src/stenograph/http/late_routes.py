@@ -1,0 +1,97 @@
+"""The routes that a chat needs none of: sessions that are read, weights, engines, backups, the console.
+
+Their code is loaded, and they are made, when the first request comes to one of them.
+"""
+
+from collections.abc import Sequence
+
+from stenograph.core.loaded import entry
+from stenograph.dialects.base import Spoken
+from stenograph.http.auth import Doorman
+from stenograph.http.bulk_parts import OwnParts, SessionParts
+from stenograph.http.bulk_routes import BulkRoutes
+from stenograph.http.engine_routes import EngineRoutes
+from stenograph.http.metrics import Metrics
+from stenograph.http.now_board import NowBoard
+from stenograph.http.processes import Moments, OtherServers, ServingWorker
+from stenograph.http.session_routes import SessionRoutes
+from stenograph.http.settings import Settings
+from stenograph.http.storage import BackupRoute
+from stenograph.http.waste_route import WasteRoute
+from stenograph.http.weight_routes import ModelInfoRoute, WeightRoutes
+from stenograph.session.services import TurnServices
+from stenograph.session.weight_sync import WeightSync
+
+SHARED_PARTS = "stenograph.http.shared_parts:SharedParts"
+HELD_RESPONSES = "stenograph.http.response_route:HeldResponses"
+CONSOLE = "stenograph.http.console_routes:ConsoleRoutes"
+
+
+class LateRoutes:
+    """The late routes of one server."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        services: TurnServices,
+        doorman: Doorman,
+        metrics: Metrics,
+        sync: WeightSync,
+        *,
+        spoken: Spoken,
+        model: str,
+        instance_id: str,
+        moe_shape: tuple[int, int] | None,
+        nodes: OtherServers | None,
+        worker: ServingWorker | None,
+    ) -> None:
+        """`nodes` are the other servers, and `worker` is this process among several, where there are any."""
+        self.sync = sync
+        self.engines = EngineRoutes(engine=services.engine, sync=sync, max_body_bytes=settings.max_body_bytes)
+        self.sessions = SessionRoutes.of(settings, services, doorman.manager, metrics, moe_shape)
+        self.own_parts = OwnParts(sessions=self.sessions)
+        self.board = NowBoard(self.sessions, services.engine, services.weights, model, instance_id)
+        self._moments: Moments = self.board if worker is None else worker.moments(self.board)
+        self._parts = _all_parts(self.own_parts, nodes, worker)
+        self._model = model
+        self._weights_dir = settings.weights_dir
+        self._backup = BackupRoute(
+            shelf=doorman.manager.shelf,
+            max_body_bytes=settings.max_body_bytes,
+            place=None if worker is None else worker.place,
+        )
+        self._responses = (
+            None
+            if spoken.held is None
+            else entry(HELD_RESPONSES)(doorman=doorman, share=services.share, model=model, dialect=spoken.held)
+        )
+
+    def __repr__(self) -> str:
+        return f"<LateRoutes of {self._model}>"
+
+    def groups(self) -> Sequence[object]:
+        """The objects whose classes have the rows, but for the console's."""
+        max_body_bytes = self.sessions.max_body_bytes
+        return (
+            BulkRoutes(sessions=self.sessions, parts=self._parts),
+            WasteRoute(sessions=self.sessions),
+            self.sessions,
+            WeightRoutes(sync=self.sync, weights_dir=self._weights_dir, max_body_bytes=max_body_bytes),
+            self.engines,
+            ModelInfoRoute(sync=self.sync, model=self._model),
+            self._backup,
+            *(() if self._responses is None else (self._responses,)),
+        )
+
+    def console(self) -> object:
+        """The console, which has rows too."""
+        made: object = entry(CONSOLE)(sessions=self.sessions, parts=self._parts, moments=self._moments)
+        return made
+
+
+def _all_parts(own: OwnParts, nodes: OtherServers | None, worker: ServingWorker | None) -> SessionParts:
+    """The sessions of all processes, for an answer of many."""
+    if nodes is not None:
+        shared: SessionParts = entry(SHARED_PARTS)(own=own, nodes=nodes)
+        return shared
+    return own if worker is None else worker.all_parts(own)
