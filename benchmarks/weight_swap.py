@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
+from safetensors.numpy import save_file  # pyright: ignore[reportUnknownVariableType] - its PathLike has no argument
 
 from stenograph.core.clock import SystemClock
 from stenograph.core.types import RequestId, SamplingParams

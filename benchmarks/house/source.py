@@ -93,6 +93,8 @@ def _imported(tree: ast.Module) -> Iterator[tuple[str, int]]:
                 yield from ((alias.name, node.lineno) for alias in names)
             case ast.Constant(value=str(text)):
                 yield text.partition(":")[0], node.lineno
+            case _:
+                pass
 
 
 def nevers(root: Path) -> dict[str, list[str]]:

@@ -7,7 +7,7 @@ and `end` count frames between them, `modules` names the files of our modules. I
 import json
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -26,9 +26,9 @@ TESTING = PRODUCT + "testing/"
 class Way:
     """What one request entered. `num_changes` counts entered frames of another file than the one before, by thread."""
 
-    files: set[str] = field(default_factory=set)
+    files: set[str] = field(default_factory=set[str])
     num_changes: int = 0
-    latest: dict[int, str] = field(default_factory=dict)
+    latest: dict[int, str] = field(default_factory=dict[int, str])
 
     def entered(self, frame: FrameType) -> None:
         file = frame.f_code.co_filename
@@ -56,7 +56,7 @@ class Tracer:
             self.way.entered(frame)
 
     @contextmanager
-    def counting(self) -> Iterator[Way]:
+    def counting(self) -> Generator[Way]:
         self.way = way = Way()
         try:
             yield way
@@ -77,6 +77,8 @@ def answer(tracer: Tracer) -> None:
                 said = list(way.figures)
             case "modules":
                 said = sorted({str(one.__file__) for one in list(sys.modules.values()) if _is_ours(one)})
+            case other:
+                raise ValueError(f"nobody asks {other!r}")
         sys.stdout.write(json.dumps(said) + "\n")
         sys.stdout.flush()
 

@@ -123,9 +123,9 @@ class LateTokenizer:
 
     def __call__(self) -> "Tokenizer":
         with self._lock:
-            if self._made is None:
-                self._made = entry("stenograph.model.tokenizer:Tokenizer")(self._json, prefer=self._prefer)
-            return self._made
+            if (made := self._made) is None:
+                made = self._made = entry("stenograph.model.tokenizer:Tokenizer")(self._json, prefer=self._prefer)
+            return made
 
     def encode(self, text: str, /) -> "array[int]":
         """Ids [T] of trusted text."""

@@ -123,8 +123,8 @@ class Route:
 def operation(name: str, id_: str, summary: str, reply: type | None = None, **more: Any) -> Route:
     """A row. The process that has the session answers, where the path names one."""
     method, path = name.split()
-    who = Who.SESSION if "{id}" in path else Who.PROCESS
-    return Route(method=method, path=path, id=id_, summary=summary, reply=reply, **{"who": who, **more})
+    more.setdefault("who", Who.SESSION if "{id}" in path else Who.PROCESS)
+    return Route(method=method, path=path, id=id_, summary=summary, reply=reply, **more)
 
 
 def route(name: str, id_: str, summary: str, reply: type | None = None, **more: Any) -> Callable[[Endpoint], Endpoint]:
