@@ -1,5 +1,6 @@
 """Every route except the chats, bound to its path: sessions, models, tokens, health, metrics. Starlette."""
 
+import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypedDict, TypeVar
@@ -166,13 +167,13 @@ class ControlRoutes:
 
     async def _console(self) -> Sequence[StarletteRoute]:
         """The console's routes. It is imported on a thread."""
-        await self.services.pool.run(lambda: entry(CONSOLE), num_bytes=INLINE_BELOW_BYTES)
+        await asyncio.to_thread(entry, CONSOLE)
         return bound((self.late().console(),), self.doorman)
 
     async def _late_routes(self) -> Sequence[StarletteRoute]:
         """Every route but the console's, so that they know each other's methods, and behind them the proxy. What is
-        late is imported on a thread."""
-        await self.services.pool.run(lambda: entry(LATE_ROUTES), num_bytes=INLINE_BELOW_BYTES)
+        late is imported on a thread, and not the pool's: an abort would wait for the turns that are rendered."""
+        await asyncio.to_thread(entry, LATE_ROUTES)
         groups = (self, self.create, *self.late().groups())
         proxy = self._proxy(session_paths(row for group in groups for row, _ in rows_of(type(group))))
         return (
