@@ -37,7 +37,8 @@ from stenograph.core.loaded import entry
 from stenograph.deploy.shared_engine import SharedEngineProcess
 from stenograph.dialects.settings import DialectKind
 from stenograph.engine.settings import EngineKind
-from stenograph.http.app import LATE_ROUTES, WORKER, LoadedModel, load_model, serve_on
+from stenograph.http.app import WORKER, LoadedModel, load_model, serve_on
+from stenograph.http.control_routes import LATE_ROUTES
 from stenograph.http.dialects import DIALECTS
 from stenograph.http.engines import load_engine
 from stenograph.http.listen import listen, url_of

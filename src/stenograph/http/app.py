@@ -25,7 +25,7 @@ from stenograph.engine.base import Engine, EngineState
 from stenograph.engine.settings import EngineKind
 from stenograph.families.load import check_renderer, load_renderer
 from stenograph.http.auth import Doorman
-from stenograph.http.control_routes import ControlRoutes
+from stenograph.http.control_routes import LATE_ROUTES, ControlRoutes
 from stenograph.http.count_route import CountRoute
 from stenograph.http.create_route import CreateRoute
 from stenograph.http.dialects import spoken_by
@@ -66,7 +66,6 @@ from stenograph.trajectory.matching import load_matcher
 
 log = logging.getLogger(__name__)
 
-LATE_ROUTES = "stenograph.http.late_routes:LateRoutes"
 OPENAPI = "stenograph.http.openapi.document:document_of"
 OTHER_NODES = "stenograph.http.shared_store:other_nodes"
 WORKER = "stenograph.http.workers.worker:Worker"
