@@ -53,7 +53,7 @@ from stenograph.engine.embedded import EmbeddedEngine
 from stenograph.http.app import make_renderer
 from stenograph.http.settings import Settings
 from stenograph.model.files import load_model_files
-from stenograph.render.renderer import Renderer
+from stenograph.text.renderer import Renderer
 
 DEFAULT_MAX_TOKENS = 96
 DEFAULT_INPUT_TOKENS = 128

@@ -15,7 +15,7 @@ from stenograph.core.errors import CallerError
 from stenograph.core.messages import Message, Role
 from stenograph.dialects.openai.chat import decode_chat
 from stenograph.model.tokenizer import Tokenizer
-from stenograph.render.renderer import Renderer
+from stenograph.text.renderer import Renderer
 
 _TRADES = ("nurse", "software engineer", "carpenter", "teacher", "pilot", "chemist", "gardener", "accountant")
 _PLACES = ("Lisbon", "Oslo", "Nairobi", "Kyoto", "Lima", "Prague", "Hanoi", "Toronto")

@@ -19,7 +19,7 @@ from benchmarks.kit.runner import begin_artifact, cached_model, say, show
 from benchmarks.render.turn import TurnWork, conversation, turn_work
 from stenograph.families.load import load_renderer
 from stenograph.model.files import load_model_files
-from stenograph.render.renderer import Renderer
+from stenograph.text.renderer import Renderer
 
 SIDE = "text"
 """Under which name an artifact has the figures: neither a server nor an engine is there."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from benchmarks.kit.conversation import Messages
 from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.types import Finish, FinishReason, SamplingParams
-from stenograph.render.renderer import Renderer
+from stenograph.text.renderer import Renderer
 
 TAIL_TOKENS = 64
 _SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}, "text": {"type": "string"}}}

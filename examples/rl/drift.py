@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from stenograph.client import DecodedSample
 from stenograph.core.errors import UnrenderableMessage
 from stenograph.core.messages import Message, Role, Tool, ToolCall
-from stenograph.render.renderer import Renderer
+from stenograph.text.renderer import Renderer
 from stenograph.trainers.rows import runs, whole
 
 KINDS = ("none", "retokenize", "re-render", "mask", "retokenize-recorded", "compact-json", "shift")

@@ -15,7 +15,7 @@ from items import DEMONSTRATED
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from stenograph.model.files import load_model_files
-from stenograph.render.renderer import Renderer
+from stenograph.text.renderer import Renderer
 
 DEMONSTRATIONS = 8
 """Conversations of one step of the cold start."""

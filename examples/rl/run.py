@@ -29,7 +29,7 @@ from policy import Policy, StepFigures
 from report import step_line
 
 from stenograph.client import Client, DecodedSample, PrintedProgress, Rollout, RolloutBatch, silent
-from stenograph.render.renderer import Renderer
+from stenograph.text.renderer import Renderer
 from stenograph.trainers.rows import advantages, versions
 
 FORBIDDEN = ("special_token_count", "special_token_type", "non_assistant_text")

@@ -34,7 +34,7 @@ from stenograph.model.fetch import resolve_model
 from stenograph.model.files import load_model_files
 from stenograph.model.progress import StreamProgress
 from stenograph.model.settings import default_cache_dir
-from stenograph.render.renderer import Renderer
+from stenograph.text.renderer import Renderer
 
 TASKS = {"price": price.TASK, "errand": errand.TASK}
 NATS_ALONE = ("retokenize-recorded", "compact-json", "shift")

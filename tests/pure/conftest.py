@@ -11,8 +11,8 @@ from stenograph.families import family_for
 from stenograph.model.files import ModelFiles
 from stenograph.model.settings import EncoderKind
 from stenograph.model.tokenizer import Tokenizer
-from stenograph.render.renderer import Renderer
-from stenograph.render.template.template import ChatTemplate
+from stenograph.text.renderer import Renderer
+from stenograph.text.template.template import ChatTemplate
 
 STOCK_SMOLLM2_TEMPLATE = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"

@@ -20,8 +20,7 @@ SRC = ROOT / "src"
 LAYERS = [
     ["core"],
     ["model", "dialects", "trajectory", "offload"],
-    ["reply"],
-    ["render"],
+    ["text"],
     ["families"],
     ["embedded"],
     ["engine", "store"],
@@ -41,8 +40,7 @@ PURE = (
     "core",
     "dialects",
     "trajectory",
-    "reply",
-    "render",
+    "text",
     "families",
     "export",
     "console",
@@ -93,7 +91,7 @@ IMPURE_MODULES = {
 }  # fmt: skip
 
 BELOW_DIALECTS = {
-    "core", "model", "trajectory", "offload", "reply", "render", "families", "embedded", "engine", "store", "session",
+    "core", "model", "trajectory", "offload", "text", "families", "embedded", "engine", "store", "session",
     "export", "verify", "console",
 }  # fmt: skip
 """Rooms that know requests as values, whatever dialect they came in."""

@@ -26,7 +26,6 @@ from stenograph.http.settings import Settings
 from stenograph.model.files import ModelFiles
 from stenograph.offload.body_slots import BodySlots
 from stenograph.offload.pool import CpuPool
-from stenograph.render.renderer import Renderer
 from stenograph.session.admission import Place
 from stenograph.session.manager import SessionManager
 from stenograph.session.retries import RequestIdentity
@@ -35,6 +34,7 @@ from stenograph.session.watch import Watch
 from stenograph.store.base import SessionStore
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
+from stenograph.text.renderer import Renderer
 from stenograph.trajectory.commits import ModelMark
 
 END = 2

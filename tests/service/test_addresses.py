@@ -13,8 +13,8 @@ from stenograph.core.types import Chunk
 from stenograph.engine.base import ForwardedAnswer, GenerateRequest
 from stenograph.http.auth import query_without_key
 from stenograph.http.mounts import TRUSTED_PROXIES
-from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.scripted_engine import ScriptedEngine
+from stenograph.text.renderer import Renderer
 
 from .conftest import Live, running, user
 

@@ -20,7 +20,6 @@ from stenograph.core.kinds import WORK_KINDS
 from stenograph.core.messages import Message, Role, Tool
 from stenograph.core.types import Finish, FinishReason, SamplingParams
 from stenograph.offload.pool import CpuPool
-from stenograph.render.renderer import Renderer
 from stenograph.session.admission import Limits
 from stenograph.session.kinds import SHIPPED_RULES, KindRules
 from stenograph.session.manager import SessionManager
@@ -32,6 +31,7 @@ from stenograph.store.folder import DataFolder
 from stenograph.store.sqlite import SqliteStore
 from stenograph.testing.standins.clock import ManualClock
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
+from stenograph.text.renderer import Renderer
 
 from .conftest import END, Answer, Live, assistant, begun, user
 

@@ -26,7 +26,6 @@ from stenograph.http.app import make_renderer
 from stenograph.http.lifecycle import start_engine
 from stenograph.model.files import load_model_files
 from stenograph.model.tokenizer import Span
-from stenograph.render.renderer import Renderer
 from stenograph.store.folder import DataFolder
 from stenograph.store.sqlite import SqliteStore
 from stenograph.testing.standins.planned_server import PlannedServer, ReplyScript
@@ -35,6 +34,7 @@ from stenograph.testing.standins.sglang_server import SGLangServer
 from stenograph.testing.standins.vllm_server import VLLMServer
 from stenograph.testing.standins.weight_versions import CachedPrompt, PrefixCache
 from stenograph.testing.tiny.llama import write_tiny_folder
+from stenograph.text.renderer import Renderer
 
 from .conftest import END, Answer, Live, assistant, running, user
 

@@ -31,7 +31,6 @@ from stenograph.core.stages import StageTimes
 from stenograph.core.telemetry import NoTelemetry, SessionEnd, SessionReport, TurnEnd, TurnReport
 from stenograph.core.types import Finish, FinishReason, SamplingParams, token_ids
 from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
-from stenograph.render.renderer import Renderer
 from stenograph.session.admission import Limits
 from stenograph.session.manager import SessionManager
 from stenograph.session.request import TurnOutcome
@@ -41,6 +40,7 @@ from stenograph.session.turn import TurnServices
 from stenograph.session.watch import TurnAbandoned, Watch
 from stenograph.testing.standins.clock import ManualClock
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
+from stenograph.text.renderer import Renderer
 from stenograph.trajectory.turn import line_ids, line_messages
 
 from .conftest import begun

@@ -12,7 +12,6 @@ import pytest
 from stenograph.core.errors import SessionBusy, StorageUnavailable
 from stenograph.core.kinds import HistoryKind
 from stenograph.core.telemetry import TurnEnd
-from stenograph.render.renderer import Renderer
 from stenograph.session.admission import Limits
 from stenograph.session.durable import restored_session
 from stenograph.session.manager import SessionManager
@@ -23,6 +22,7 @@ from stenograph.session.shelf import Shelf
 from stenograph.session.turn import TurnServices
 from stenograph.store.base import Done, Tail
 from stenograph.store.codec.rows import Totals
+from stenograph.text.renderer import Renderer
 from stenograph.trajectory.commits import ModelMark
 from stenograph.trajectory.matching import MATCHERS
 from stenograph.trajectory.turn import line_ids, line_messages

@@ -15,9 +15,9 @@ from stenograph.core.errors import EngineUnavailable
 from stenograph.core.types import Finish, FinishReason, Grammar, GrammarKind
 from stenograph.dialects.settings import UnknownFields
 from stenograph.engine.base import Capabilities
-from stenograph.render.renderer import Renderer
 from stenograph.session.settings import OverBudget
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
+from stenograph.text.renderer import Renderer
 
 from .conftest import END, Answer, Live, assistant, output_ids, running, user
 

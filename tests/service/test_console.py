@@ -17,9 +17,9 @@ from stenograph.core.messages import Message, Role
 from stenograph.core.types import Finish, FinishReason
 from stenograph.http.line_drifts import LineDrifts
 from stenograph.offload.pool import CpuPool
-from stenograph.render.renderer import Renderer
 from stenograph.session.facts import line_drift
 from stenograph.testing.standins.shared_rows import SharedTables
+from stenograph.text.renderer import Renderer
 
 from .conftest import END, Live, assistant, user
 from .console_kit import BAD, HOSTILE, branches, good, group_of, make_large, template_bug, two_turns

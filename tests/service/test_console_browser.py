@@ -15,8 +15,8 @@ import aiohttp
 import pytest
 
 from stenograph.cli.main import main
-from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.scripted_engine import ScriptedEngine
+from stenograph.text.renderer import Renderer
 
 from .conftest import Live, running, user
 from .console_kit import BAD, PROSE, branches, good, group_of, hostile, make_large, two_turns

@@ -8,8 +8,8 @@ import aiohttp
 
 from stenograph.core.types import Finish, FinishReason
 from stenograph.offload.body_slots import SERVED_IN_A_PASS
-from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
+from stenograph.text.renderer import Renderer
 
 from .conftest import END, Live, running, user
 

@@ -13,12 +13,12 @@ import aiohttp
 import pytest
 
 from stenograph.core.errors import EngineUnavailable
-from stenograph.render.renderer import Renderer
 from stenograph.session.reply_buffer import ReplyBuffer
 from stenograph.session.request import RequestRun
 from stenograph.session.turn import TurnRun
 from stenograph.session.watch import RequestTask
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
+from stenograph.text.renderer import Renderer
 
 from .conftest import Answer, Live, running, user
 

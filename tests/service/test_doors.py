@@ -18,8 +18,8 @@ from stenograph.http.app import make_app
 from stenograph.http.auth import SessionTokens
 from stenograph.http.settings import Settings
 from stenograph.offload.pool import CpuPool
-from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.scripted_engine import ScriptedEngine
+from stenograph.text.renderer import Renderer
 
 from .conftest import Answer, Live, user
 from .test_openapi import operations_in, routes_of

@@ -14,10 +14,10 @@ from stenograph.http.engines import make_engine
 from stenograph.http.settings import Settings
 from stenograph.model.files import ModelFiles
 from stenograph.offload.body_slots import BodySlots
-from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.planned_server import ReplyScript
 from stenograph.testing.standins.sglang_server import SGLangServer
 from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
+from stenograph.text.renderer import Renderer
 
 from .conftest import END, running, user
 

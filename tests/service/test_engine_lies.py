@@ -20,12 +20,12 @@ from stenograph.engine.settings import ReplayKind
 from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.engine.sglang.generate import SGLangGenerate
 from stenograph.engine.vllm.adapter import VLLM
-from stenograph.render.renderer import Renderer
 from stenograph.session.manager import SessionManager
 from stenograph.testing.standins.lmdeploy_server import LMDeployServer
 from stenograph.testing.standins.planned_server import PlannedServer, ReplyScript
 from stenograph.testing.standins.sglang_server import SGLangServer
 from stenograph.testing.standins.vllm_server import VLLMServer
+from stenograph.text.renderer import Renderer
 from stenograph.trajectory.history import Attachment
 
 from .conftest import END, Answer, Live, running, user

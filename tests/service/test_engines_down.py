@@ -15,12 +15,12 @@ from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.lmdeploy.adapter import LMDeploy
 from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.engine.sglang.generate import SGLangGenerate
-from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.faults import Answer
 from stenograph.testing.standins.lmdeploy_server import LMDeployServer
 from stenograph.testing.standins.planned_server import AskedRequest, ReplyScript
 from stenograph.testing.standins.scripted_engine import ScriptedEngine
 from stenograph.testing.standins.sglang_server import SGLangServer
+from stenograph.text.renderer import Renderer
 
 from .conftest import END, Live, running, user
 

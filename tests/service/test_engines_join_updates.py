@@ -14,11 +14,11 @@ from stenograph.core.weights import ControlAnswer, NameWeights, UpdateWeights, W
 from stenograph.engine.base import EngineHealth, EngineState
 from stenograph.engine.fleet.fleet import Fleet, FleetMember
 from stenograph.http.engine_routes import EngineRoutes
-from stenograph.render.renderer import Renderer
 from stenograph.session.weight_sync import SyncResult, WeightSync
 from stenograph.session.weights import SyncState, Weights
 from stenograph.testing.standins.planned_server import AskedRequest
 from stenograph.testing.standins.scripted_engine import ScriptedEngine
+from stenograph.text.renderer import Renderer
 
 from .test_engines_join import rigged
 

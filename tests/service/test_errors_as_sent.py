@@ -14,7 +14,7 @@ import pytest
 
 from stenograph.core.kinds import HistoryKind
 from stenograph.core.types import Finish, FinishReason
-from stenograph.render.renderer import Renderer
+from stenograph.text.renderer import Renderer
 
 from .conftest import Answer, Live, assistant, user
 from .test_native_sessions import STREAMING

@@ -14,9 +14,9 @@ from stenograph.core.types import Grammar, GrammarKind
 from stenograph.engine.base import Capabilities
 from stenograph.http.app import make_renderer
 from stenograph.model.files import ModelFiles
-from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
+from stenograph.text.renderer import Renderer
 
 from .conftest import END, running, user
 

@@ -17,8 +17,8 @@ import pytest
 
 from stenograph.core.types import Finish, FinishReason
 from stenograph.dialects.settings import UnknownFields
-from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
+from stenograph.text.renderer import Renderer
 
 from .conftest import Answer, Live, output_ids, running
 

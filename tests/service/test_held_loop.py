@@ -24,7 +24,7 @@ import msgspec
 import pytest
 import uvloop
 
-from stenograph.render.renderer import Renderer
+from stenograph.text.renderer import Renderer
 
 from .worst_requests import BODY_BYTES, READ, TABLE, Worst, large_renderer, send_all
 

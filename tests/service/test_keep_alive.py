@@ -12,9 +12,9 @@ import pytest
 from stenograph.core.errors import UpstreamUnreachable
 from stenograph.core.sse import STILL_ALIVE
 from stenograph.http.keep_alive import BEGIN_S, SILENCE_S
-from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.clock import ManualClock
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
+from stenograph.text.renderer import Renderer
 
 from .conftest import END, Live, running, user
 from .test_toy_dialect import ToyDialect

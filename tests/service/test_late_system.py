@@ -10,9 +10,9 @@ import pytest
 from stenograph.families.generic import TEMPLATE
 from stenograph.http.app import make_renderer
 from stenograph.model.files import ModelFiles
-from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.scripted_engine import ScriptedEngine
 from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
+from stenograph.text.renderer import Renderer
 
 from .conftest import END, Live, assistant, running, user
 from .messages_kit import checked, post

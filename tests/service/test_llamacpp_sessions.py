@@ -14,10 +14,10 @@ import pytest
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.llamacpp.adapter import LlamaCpp
 from stenograph.engine.llamacpp.text import pieces_of
-from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.faults import Answer, Fault
 from stenograph.testing.standins.planned_server import AskedRequest, PlannedServer, Play, ReplyScript
 from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
+from stenograph.text.renderer import Renderer
 
 from .conftest import END, running, user
 

@@ -12,10 +12,10 @@ from stenograph.engine.http.adapter import EngineAdapter
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.engine.vllm.adapter import VLLM
-from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.planned_server import PlannedServer, ReplyScript
 from stenograph.testing.standins.sglang_server import SGLangServer
 from stenograph.testing.standins.vllm_server import VLLMServer
+from stenograph.text.renderer import Renderer
 
 from .conftest import END, Answer, running, user
 

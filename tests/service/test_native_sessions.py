@@ -14,13 +14,13 @@ from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.lmdeploy.adapter import LMDeploy
 from stenograph.engine.sglang.generate import SGLangGenerate
 from stenograph.engine.vllm.adapter import VLLM
-from stenograph.render.renderer import Renderer
 from stenograph.session.manager import SessionManager
 from stenograph.testing.standins.faults import Fault
 from stenograph.testing.standins.lmdeploy_server import LMDeployServer
 from stenograph.testing.standins.planned_server import PlannedServer, ReplyScript
 from stenograph.testing.standins.sglang_server import SGLangServer
 from stenograph.testing.standins.vllm_server import VLLMServer
+from stenograph.text.renderer import Renderer
 
 from .conftest import END, running, user
 

@@ -30,8 +30,8 @@ from stenograph.http.openapi.document import openapi_document
 from stenograph.http.openapi.schemas import Described
 from stenograph.http.settings import Settings
 from stenograph.offload.pool import CpuPool
-from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
+from stenograph.text.renderer import Renderer
 
 from .conftest import END, Live, assistant, running, user
 

@@ -15,8 +15,8 @@ from safetensors.numpy import load
 from stenograph.core.kinds import Compat
 from stenograph.core.types import Chunk, Finish, FinishReason
 from stenograph.engine.base import GenerateRequest
-from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
+from stenograph.text.renderer import Renderer
 
 from .conftest import Live, output_ids, running, user
 

@@ -20,9 +20,9 @@ from stenograph.core.kinds import Compat
 from stenograph.core.types import Finish, FinishReason
 from stenograph.engine.settings import EngineKind
 from stenograph.http.settings import Settings
-from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.clock import ManualClock
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
+from stenograph.text.renderer import Renderer
 
 from .conftest import Answer, Live, assistant, running, user
 from .pinned import FOLDER, check_bodies, check_lines, check_rows, masked

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from stenograph.core.types import Finish, FinishReason
 from stenograph.engine.base import GenerateRequest
-from stenograph.render.renderer import Renderer
 from stenograph.store.folder import DataFolder
 from stenograph.store.sqlite import SqliteStore
 from stenograph.testing.standins.clock import ManualClock
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
+from stenograph.text.renderer import Renderer
 
 from .conftest import END, Live, assistant, running, user
 

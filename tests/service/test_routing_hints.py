@@ -18,11 +18,11 @@ from stenograph.engine.lmdeploy.adapter import LMDeploy
 from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.engine.sglang.generate import SGLangGenerate
 from stenograph.engine.vllm.adapter import VLLM
-from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.lmdeploy_server import LMDeployServer
 from stenograph.testing.standins.planned_server import AskedRequest, PlannedServer, ReplyScript
 from stenograph.testing.standins.sglang_server import SGLangServer
 from stenograph.testing.standins.vllm_server import VLLMServer
+from stenograph.text.renderer import Renderer
 
 from .conftest import END, Answer, Live, running, user
 from .test_doors import KEYS, Serve, opened

@@ -18,7 +18,6 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from stenograph.render.renderer import Renderer
 from stenograph.store.postgres.schema import prepare
 from stenograph.store.postgres.server import PostgresRows
 from stenograph.store.postgres.shared_rows import SharedRows
@@ -27,6 +26,7 @@ from stenograph.testing.standins.clock import ManualClock
 from stenograph.testing.standins.postgres_server import postgres_server, programs
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 from stenograph.testing.standins.shared_rows import MemoryRows, SharedTables
+from stenograph.text.renderer import Renderer
 
 from .conftest import Answer, Live, output_ids
 from .test_worker_machine import Doors, Seen, WorkerMachine, run_machine, served

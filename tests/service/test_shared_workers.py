@@ -14,10 +14,10 @@ import pytest
 
 from stenograph.core.clock import SystemClock
 from stenograph.core.types import SessionId
-from stenograph.render.renderer import Renderer
 from stenograph.store.postgres.owner_name import OwnerName
 from stenograph.store.postgres.store import PostgresStore
 from stenograph.testing.standins.shared_rows import MemoryRows, SharedTables
+from stenograph.text.renderer import Renderer
 
 from .conftest import Answer, Live, assistant, user
 from .test_bulk import frames, rollout

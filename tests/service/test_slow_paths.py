@@ -34,14 +34,14 @@ from stenograph.model.files import ModelFiles
 from stenograph.model.tokenizer import Span, Tokenizer
 from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
-from stenograph.render.renderer import Renderer
-from stenograph.render.template.template import ChatTemplate
 from stenograph.session.opening import Opening, openings
 from stenograph.session.services import TurnServices
 from stenograph.session.session import SessionOptions
 from stenograph.session.strand import Seats
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
+from stenograph.text.renderer import Renderer
+from stenograph.text.template.template import ChatTemplate
 
 from .conftest import END, Live, assistant, running, user
 

@@ -10,9 +10,9 @@ import pytest
 
 from stenograph.http.turn_route import DECODED_OFF_LOOP_BYTES
 from stenograph.offload.pool import CpuPool
-from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.clock import ManualClock
 from stenograph.testing.standins.scripted_engine import ScriptedEngine
+from stenograph.text.renderer import Renderer
 
 from .conftest import Answer, Live, running, user
 

@@ -7,8 +7,8 @@ import aiohttp
 import pytest
 
 from stenograph.core.types import Finish, FinishReason
-from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.scripted_engine import ScriptedEngine
+from stenograph.text.renderer import Renderer
 
 from .conftest import Answer, Live, assistant, output_ids, running, user
 from .test_delivery import ask, lose_reply

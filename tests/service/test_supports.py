@@ -21,10 +21,10 @@ from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.engine.sglang.generate import SGLangGenerate
 from stenograph.engine.vllm.adapter import VLLM
-from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.planned_server import PlannedServer, ReplyScript
 from stenograph.testing.standins.sglang_server import SGLangServer
 from stenograph.testing.standins.vllm_server import VLLMServer
+from stenograph.text.renderer import Renderer
 from stenograph.trainers.rows import support_rows
 
 from .conftest import END, Answer, Live, running, user

@@ -13,8 +13,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.scripted_engine import ScriptedEngine
+from stenograph.text.renderer import Renderer
 
 from .conftest import Live, running
 from .test_harness_recordings import RECORDINGS, Client

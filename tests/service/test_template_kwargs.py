@@ -15,10 +15,10 @@ from stenograph.core.settings import Switch
 from stenograph.http.app import make_renderer, renderer_of, template_kwargs_of
 from stenograph.http.settings import Settings
 from stenograph.model.files import ModelFiles
-from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.clock import ManualClock
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
+from stenograph.text.renderer import Renderer
 
 from .conftest import END, running, user
 

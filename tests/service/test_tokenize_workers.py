@@ -17,8 +17,8 @@ from stenograph.engine.embedded import EmbeddedEngine
 from stenograph.http.app import make_renderer
 from stenograph.model.files import load_model_files
 from stenograph.model.tokenizer import Span
-from stenograph.render.renderer import Renderer
 from stenograph.testing.tiny.llama import write_tiny_folder
+from stenograph.text.renderer import Renderer
 
 from .conftest import running, user
 

@@ -24,10 +24,10 @@ from stenograph.core.types import SamplingParams
 from stenograph.dialects.base import Body, Decoded, Incoming, Refusal
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.sglang.chat import SGLangChat
-from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.planned_server import ReplyScript
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 from stenograph.testing.standins.sglang_server import SGLangServer
+from stenograph.text.renderer import Renderer
 
 from .conftest import END, Answer, Live, assistant, running, user
 

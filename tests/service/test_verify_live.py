@@ -16,14 +16,14 @@ from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.engine.sglang.generate import SGLangGenerate
 from stenograph.engine.vllm.adapter import VLLM
 from stenograph.families.smollm2 import SMOLLM2
-from stenograph.render.renderer import Bridge, Renderer
-from stenograph.render.template.template import ChatTemplate
 from stenograph.testing.standins.lmdeploy_server import LMDeployServer
 from stenograph.testing.standins.planned_server import PlannedServer
 from stenograph.testing.standins.planned_server import ReplyScript as ServerScript
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 from stenograph.testing.standins.sglang_server import SGLangServer
 from stenograph.testing.standins.vllm_server import VLLMServer
+from stenograph.text.renderer import Bridge, Renderer
+from stenograph.text.template.template import ChatTemplate
 from stenograph.verify.live_session import MAX_ATTEMPTS, LiveSession, play
 from stenograph.verify.report import live_lines
 

@@ -9,9 +9,9 @@ import pytest
 
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.vllm.adapter import VLLM
-from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.planned_server import ReplyScript
 from stenograph.testing.standins.vllm_server import COMPLETIONS_PATH, GENERATE_PATH, VLLMServer
+from stenograph.text.renderer import Renderer
 
 from .conftest import END, Answer, running, user
 

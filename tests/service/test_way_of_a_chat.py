@@ -17,8 +17,8 @@ import pytest
 from benchmarks.house.watched import Tracer, Way
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.sglang.chat import SGLangChat
-from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.sglang_server import SGLangServer
+from stenograph.text.renderer import Renderer
 
 from .conftest import END, assistant, running, user
 from .test_sglang_chat import Rig

@@ -18,13 +18,13 @@ from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.engine.sglang.generate import SGLangGenerate
 from stenograph.engine.vllm.adapter import VLLM
-from stenograph.render.renderer import Renderer
 from stenograph.session.weight_sync import next_version
 from stenograph.testing.standins.planned_server import AskedRequest, PlannedServer
 from stenograph.testing.standins.planned_server import ReplyScript as Reply
 from stenograph.testing.standins.scripted_engine import ScriptedEngine
 from stenograph.testing.standins.sglang_server import SGLangServer
 from stenograph.testing.standins.vllm_server import VLLMServer
+from stenograph.text.renderer import Renderer
 
 from .conftest import END, Answer, Live, assistant, running, user
 

@@ -25,9 +25,9 @@ from hypothesis.stateful import (
 )
 
 from stenograph.core.types import Finish, FinishReason
-from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.clock import ManualClock
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
+from stenograph.text.renderer import Renderer
 
 from .conftest import END, Answer, Live, output_ids, user
 from .workers_kit import Workers, two_workers

@@ -12,8 +12,8 @@ import aiohttp
 import pytest
 
 from stenograph.http.workers.peer_connection import DELIVERED, GREETING
-from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.scripted_engine import ScriptedEngine
+from stenograph.text.renderer import Renderer
 
 from .conftest import Answer, Live, assistant, user
 from .test_delivery import BODY, ask, lose_reply

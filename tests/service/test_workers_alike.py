@@ -25,9 +25,9 @@ from stenograph.core.types import Finish, FinishReason
 from stenograph.engine.base import GenerateRequest
 from stenograph.http.settings import Settings
 from stenograph.http.storage import opened_store
-from stenograph.render.renderer import Renderer
 from stenograph.store.folder import DataFolder
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
+from stenograph.text.renderer import Renderer
 
 from .conftest import END, Answer, Live, assistant, running, user
 from .test_bulk import frames

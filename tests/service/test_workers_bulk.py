@@ -13,8 +13,8 @@ import aiohttp
 import pyarrow.ipc
 import pytest
 
-from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.scripted_engine import ScriptedEngine
+from stenograph.text.renderer import Renderer
 
 from .conftest import Live, user
 from .test_bulk import bulk, frames, listed, own, rollout

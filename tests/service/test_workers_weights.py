@@ -21,11 +21,11 @@ from stenograph.http.settings import Settings
 from stenograph.http.workers.place import WorkerPlace
 from stenograph.http.workers.state_file import StateFile
 from stenograph.offload.body_slots import BodySlots
-from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.planned_server import AskedRequest
 from stenograph.testing.standins.planned_server import ReplyScript as Reply
 from stenograph.testing.standins.scripted_engine import ScriptedEngine
 from stenograph.testing.standins.sglang_server import SGLangServer
+from stenograph.text.renderer import Renderer
 
 from .conftest import END, Answer, Live, tiny_files, user
 from .workers_kit import places, serving

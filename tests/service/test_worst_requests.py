@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from stenograph.render.renderer import Renderer
+from stenograph.text.renderer import Renderer
 
 from .worst_requests import TABLE, Worst, large_renderer, send_all
 

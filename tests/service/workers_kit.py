@@ -23,7 +23,6 @@ from stenograph.http.workers.place import WorkerPlace
 from stenograph.http.workers.shared_capacity import CapacityPage
 from stenograph.http.workers.worker import Worker
 from stenograph.offload.pool import CpuPool
-from stenograph.render.renderer import Renderer
 from stenograph.session.manager import SessionManager
 from stenograph.store.base import SessionStore
 from stenograph.store.folder import DataFolder
@@ -31,6 +30,7 @@ from stenograph.store.postgres.shared_rows import SharedRows
 from stenograph.store.postgres.store import PostgresStore
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 from stenograph.testing.standins.shared_rows import MemoryRows, SharedTables
+from stenograph.text.renderer import Renderer
 
 from .conftest import Live
 

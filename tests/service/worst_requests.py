@@ -30,9 +30,9 @@ from stenograph.http.app import make_renderer
 from stenograph.model.files import ModelFiles
 from stenograph.model.tokenizer_json import added_token
 from stenograph.offload.pool import CpuPool
-from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
+from stenograph.text.renderer import Renderer
 
 from .conftest import END, running, user
 

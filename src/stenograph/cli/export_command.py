@@ -29,10 +29,10 @@ from stenograph.http.storage import model_mark
 from stenograph.model.fetch import resolve_model
 from stenograph.model.files import load_model_files
 from stenograph.model.progress import Progress
-from stenograph.render.renderer import Renderer
 from stenograph.session.facts import line_drift, session_facts
 from stenograph.session.session import Session
 from stenograph.store.places import Look, StorePlace, looks_at
+from stenograph.text.renderer import Renderer
 from stenograph.trajectory.commits import ModelMark
 
 EXIT_ALL = 0

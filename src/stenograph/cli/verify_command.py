@@ -26,7 +26,7 @@ from stenograph.model.fetch import resolve_model
 from stenograph.model.files import ModelFiles, load_model_files
 from stenograph.model.progress import Progress
 from stenograph.offload.body_slots import BodySlots
-from stenograph.render.append_proof import Proof
+from stenograph.text.append_proof import Proof
 from stenograph.verify.live_session import LiveSession, play
 from stenograph.verify.report import found_lines, live_lines
 from stenograph.verify.verify import Verification, verify

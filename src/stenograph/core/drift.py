@@ -1,6 +1,6 @@
 """Drift as values: the differences of a line's ids from what the chat template would write. Pure.
 
-Owns their classes and how a report is written. render/drift.py finds them; docs/drift.md says how to read a report.
+Owns their classes and how a report is written. text/drift.py finds them; docs/drift.md says how to read a report.
 """
 
 import enum

@@ -11,7 +11,7 @@ from stenograph.core.errors import StartupError
 from stenograph.core.loaded import entry
 from stenograph.families.generic import TEMPLATE
 from stenograph.model.files import ModelFiles
-from stenograph.render.family import Family, Signs
+from stenograph.text.family import Family, Signs
 
 __all__ = ["FAMILIES", "Family", "Known", "family_for", "family_named", "template_source"]
 

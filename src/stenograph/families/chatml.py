@@ -1,7 +1,7 @@
 """Any other ChatML model: its own template, as far as that goes; ours where the model brings none."""
 
 from stenograph.families.smollm2 import chatml_template
-from stenograph.render.family import Family, Signs
+from stenograph.text.family import Family, Signs
 
 CHATML = Family(
     name="chatml",

@@ -10,9 +10,9 @@ from stenograph.core.errors import StartupError
 from stenograph.families import family_for, template_source
 from stenograph.model.files import ModelFiles
 from stenograph.model.tokenizer import Tokenizer
-from stenograph.render.family import Family
-from stenograph.render.renderer import Renderer
-from stenograph.render.template.choice import ChosenTemplate, choose_template
+from stenograph.text.family import Family
+from stenograph.text.renderer import Renderer
+from stenograph.text.template.choice import ChosenTemplate, choose_template
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

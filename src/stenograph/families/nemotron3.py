@@ -8,8 +8,8 @@ Source: the chat templates of Nemotron 3 Nano, Super and Ultra, and of Nemotron 
 """
 
 from stenograph.families.qwen.xml_calls import QwenXmlCalls
-from stenograph.render.family import Edit, Family, Signs
-from stenograph.reply.reply_syntax import ReasoningMarks, ReplySyntax
+from stenograph.text.family import Edit, Family, Signs
+from stenograph.text.reply_syntax import ReasoningMarks, ReplySyntax
 
 _EMPTY = '"<think></think>" ~ content'
 

@@ -6,7 +6,7 @@ Source of the frame and of the default system message: the chat template in the 
 from pathlib import Path
 
 from stenograph.core.messages import Role
-from stenograph.render.family import Family, Signs
+from stenograph.text.family import Family, Signs
 
 DEFAULT_SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 

@@ -50,7 +50,6 @@ from stenograph.offload.body_slots import BodySlots
 from stenograph.offload.loop_lag import LoopLag
 from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.pool import CpuPool
-from stenograph.render.renderer import Renderer
 from stenograph.session.admission import Limits
 from stenograph.session.counting import PromptCounter
 from stenograph.session.keyed_openings import KeyedOpenings
@@ -61,6 +60,7 @@ from stenograph.session.weight_sync import WeightSync
 from stenograph.session.weights import Weights
 from stenograph.store.base import SessionStore
 from stenograph.store.folder import DataFolder
+from stenograph.text.renderer import Renderer
 from stenograph.trajectory.commits import ModelMark
 from stenograph.trajectory.matching import load_matcher
 

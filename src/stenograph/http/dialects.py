@@ -6,7 +6,7 @@ from stenograph.core.loaded import entry
 from stenograph.dialects.base import Spoken
 from stenograph.dialects.settings import DialectKind
 from stenograph.http.settings import Settings
-from stenograph.render.renderer import Renderer
+from stenograph.text.renderer import Renderer
 
 DIALECTS: Mapping[DialectKind, str] = {
     DialectKind.OPENAI: "stenograph.dialects.openai.dialect:spoken",

@@ -13,8 +13,8 @@ from stenograph.core.json_pieces import as_list
 from stenograph.core.json_types import Count, Hex32
 from stenograph.offload.kept_values import KeptValues
 from stenograph.offload.pool import CpuPool
-from stenograph.render.renderer import Renderer
 from stenograph.session.facts import line_drift
+from stenograph.text.renderer import Renderer
 from stenograph.trajectory.turn import Node
 
 KEPT_DRIFTS = 20_000

@@ -62,12 +62,12 @@ from stenograph.http.settings import Settings
 from stenograph.http.wire import in_pieces, json_in_pieces, json_response
 from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
-from stenograph.render.renderer import Renderer
 from stenograph.session.facts import session_facts
 from stenograph.session.manager import SessionManager
 from stenograph.session.selection import SessionFilter, SessionState, selected
 from stenograph.session.services import TurnServices
 from stenograph.session.session import Session
+from stenograph.text.renderer import Renderer
 from stenograph.trajectory.strand_facts import SessionFacts
 from stenograph.trajectory.turn import Node
 

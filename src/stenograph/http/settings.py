@@ -8,9 +8,9 @@ from stenograph.embedded.settings import EmbeddedSettings
 from stenograph.engine.settings import EngineSettings
 from stenograph.model.settings import ModelSettings
 from stenograph.offload.settings import OffloadSettings
-from stenograph.render.settings import RenderSettings
 from stenograph.session.settings import SessionSettings
 from stenograph.store.settings import StoreSettings
+from stenograph.text.settings import RenderSettings
 
 KEYS = texts(r"[!-+\--~]+", "keys of visible ASCII without commas")
 """The characters of a key that can stand in a header: visible ASCII. The comma separates keys in the environment."""

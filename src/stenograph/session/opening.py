@@ -34,14 +34,14 @@ from stenograph.engine.base import Capabilities, Engine
 from stenograph.model.tokenizer import Span
 from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.pool import INLINE_BELOW_BYTES
-from stenograph.render.renderer import Bridge
-from stenograph.reply.held import BeforeAnswer, Holder
-from stenograph.reply.plain import PlainParser
-from stenograph.reply.reading import Parser
 from stenograph.session.reply_buffer import READ_AT_ONCE
 from stenograph.session.services import TurnServices
 from stenograph.session.settings import OverBudget
 from stenograph.session.strand import Seats, Strand, chapter_of
+from stenograph.text.grammar.held import BeforeAnswer, Holder
+from stenograph.text.plain import PlainParser
+from stenograph.text.reading import Parser
+from stenograph.text.renderer import Bridge
 from stenograph.trajectory.history import Attachment
 from stenograph.trajectory.latest import LineText
 from stenograph.trajectory.matching import num_compared, rewrites_after

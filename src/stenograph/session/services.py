@@ -8,11 +8,11 @@ from stenograph.core.weights import SaltPolicy
 from stenograph.engine.base import Engine
 from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.pool import CpuPool
-from stenograph.render.renderer import Renderer
 from stenograph.session.kinds import SHIPPED_RULES, KindRules
 from stenograph.session.rewrite_rules import RewriteRules
 from stenograph.session.settings import OverBudget
 from stenograph.session.weights import Weights
+from stenograph.text.renderer import Renderer
 from stenograph.trajectory.canonical import Canonical
 
 

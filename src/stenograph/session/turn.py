@@ -41,14 +41,14 @@ from stenograph.core.weights import FOLLOWING, CacheSalt
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.validate import TurnCollector
 from stenograph.offload.memory import untrack
-from stenograph.reply.held import Holder, held_grammar
-from stenograph.reply.reading import Parser
 from stenograph.session.opening import Opening
 from stenograph.session.reply_buffer import READ_AT_ONCE, ReplyBuffer, TurnMeter, parts_of
 from stenograph.session.services import TurnServices
 from stenograph.session.settings import OverBudget
 from stenograph.session.strand import Seats
 from stenograph.session.unsampled import empty_reply
+from stenograph.text.grammar.held import Holder, held_grammar
+from stenograph.text.reading import Parser
 from stenograph.trajectory.history import Attachment
 from stenograph.trajectory.turn import STATUS_OF, CommittedTurn, Node
 

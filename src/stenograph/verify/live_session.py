@@ -26,14 +26,14 @@ from stenograph.dialects.openai.chat import decode_chat
 from stenograph.dialects.settings import UnknownFields
 from stenograph.engine.base import Capabilities, Engine, EngineHealth, GenerateRequest
 from stenograph.offload.pool import CpuPool
-from stenograph.render.conversations import WEATHER, call
-from stenograph.render.renderer import Renderer
 from stenograph.session.admission import Limits, Place
 from stenograph.session.facts import line_drift
 from stenograph.session.manager import SessionManager
 from stenograph.session.request import TurnOutcome
 from stenograph.session.services import TurnServices
 from stenograph.session.session import SessionOptions
+from stenograph.text.conversations import WEATHER, call
+from stenograph.text.renderer import Renderer
 from stenograph.verify.findings import Check, Finding, first_difference
 
 MAX_TOKENS = 64

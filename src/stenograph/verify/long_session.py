@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from stenograph.core.messages import Message, Tool
-from stenograph.render.conversations import ODD_ARGUMENTS, ODD_TEXT, WEATHER, ExampleExchange, call, result, said, user
-from stenograph.render.renderer import Renderer
+from stenograph.text.conversations import ODD_ARGUMENTS, ODD_TEXT, WEATHER, ExampleExchange, call, result, said, user
+from stenograph.text.renderer import Renderer
 from stenograph.verify.template_reply import TAIL_TOKENS, may_answer, sampled_as
 
 NUM_TURNS = 24

@@ -5,7 +5,7 @@ Knows nothing of the checks themselves.
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from stenograph.render.append_proof import Rewrite
+from stenograph.text.append_proof import Rewrite
 from stenograph.verify.findings import Check, ConversationKind, Difference, Finding
 from stenograph.verify.live_session import LiveSession
 from stenograph.verify.verify import Verification

@@ -7,8 +7,8 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 
 from stenograph.core.messages import Message
-from stenograph.render.conversations import ExampleExchange
-from stenograph.render.renderer import Renderer
+from stenograph.text.conversations import ExampleExchange
+from stenograph.text.renderer import Renderer
 
 TAIL_TOKENS = 64
 """Ids of a line's end that are looked at: more than any template writes between two messages."""

@@ -17,10 +17,10 @@ from stenograph.core.drift import DriftClass
 from stenograph.core.errors import UnrenderableMessage
 from stenograph.core.messages import Message, Tool, ToolCall
 from stenograph.core.types import Finish, FinishReason, SamplingParams
-from stenograph.render.append_proof import Law, Proof, rewrite_of
-from stenograph.render.conversations import ExampleExchange, appended, exchanges, user
-from stenograph.render.drift import find_drift
-from stenograph.render.renderer import Renderer
+from stenograph.text.append_proof import Law, Proof, rewrite_of
+from stenograph.text.conversations import ExampleExchange, appended, exchanges, user
+from stenograph.text.drift import find_drift
+from stenograph.text.renderer import Renderer
 from stenograph.verify.findings import Check, Difference, Finding, describe, first_difference, kinds_of
 from stenograph.verify.long_session import grow
 from stenograph.verify.template_reply import TAIL_TOKENS, may_answer, sampled_as

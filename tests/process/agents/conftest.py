@@ -17,9 +17,9 @@ from stenograph.core.types import Finish, FinishReason
 from stenograph.engine.base import GenerateRequest
 from stenograph.http.app import make_renderer
 from stenograph.model.files import ModelFiles
-from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
+from stenograph.text.renderer import Renderer
 from tests.service.conftest import END, running
 
 CONTEXT_TOKENS = 1 << 20

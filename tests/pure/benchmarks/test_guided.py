@@ -42,8 +42,8 @@ from stenograph.core.stages import Stage
 from stenograph.core.types import FinishReason, GrammarKind
 from stenograph.http.app import make_renderer
 from stenograph.model.files import load_model_files
-from stenograph.render.renderer import Renderer
 from stenograph.testing.tiny.llama import write_tiny_folder
+from stenograph.text.renderer import Renderer
 
 PROFILE = {"name": "Ana", "age": 40, "city": "Lisbon", "is_remote": True, "level": "lead", "skills": ["care", "triage"]}
 

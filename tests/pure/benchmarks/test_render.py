@@ -13,8 +13,8 @@ from stenograph.core.errors import UnrenderableMessage
 from stenograph.core.messages import Role
 from stenograph.families.load import load_renderer
 from stenograph.model.files import load_model_files
-from stenograph.render.renderer import Renderer
 from stenograph.testing.tiny.llama import TEMPLATE, write_tiny_folder
+from stenograph.text.renderer import Renderer
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ import tokenizers
 from stenograph.core.day import STRFTIME_NOW, Day
 from stenograph.families.generic import TEMPLATE
 from stenograph.model.tokenizer import Tokenizer
-from stenograph.render.conversations import said, user
-from stenograph.render.renderer import Renderer
-from stenograph.render.template.jinja import JinjaTemplate
-from stenograph.render.template.template import ChatTemplate
+from stenograph.text.conversations import said, user
+from stenograph.text.renderer import Renderer
+from stenograph.text.template.jinja import JinjaTemplate
+from stenograph.text.template.template import ChatTemplate
 
 SOURCE = (
     "{{ strftime_now('%d %b %Y') }}{% if tone %}{{ tone }}{% endif %}"

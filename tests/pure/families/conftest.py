@@ -24,8 +24,8 @@ from stenograph.families import template_source
 from stenograph.families.load import load_renderer
 from stenograph.model.files import ModelFiles, load_model_files
 from stenograph.model.tokenizer import Tokenizer
-from stenograph.render.renderer import Renderer
-from stenograph.render.template.input import message_dicts
+from stenograph.text.renderer import Renderer
+from stenograph.text.template.input import message_dicts
 
 
 @dataclass(frozen=True, kw_only=True)

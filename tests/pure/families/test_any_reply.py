@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenograph.core.types import Finish, FinishReason
-from stenograph.render.renderer import Renderer
+from stenograph.text.renderer import Renderer
 
 from .conftest import MODELS
 from .test_odd_replies import ABORT, STOP, Grown, stops_of

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenograph.core.messages import Message, Role, ToolCall
-from stenograph.render.conversations import ARGUMENTS, ODD_ARGUMENTS, ODD_TEXT, WEATHER, result, said, user
-from stenograph.render.renderer import Renderer
+from stenograph.text.conversations import ARGUMENTS, ODD_ARGUMENTS, ODD_TEXT, WEATHER, result, said, user
+from stenograph.text.renderer import Renderer
 
 LoadReal = Callable[..., Any]
 DEFAULT: dict[str, object] = {}

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenograph.core.messages import Message, Role
-from stenograph.render.conversations import ARGUMENTS, ODD_ARGUMENTS, ODD_TEXT, WEATHER, call, result, said, user
-from stenograph.render.renderer import Renderer
+from stenograph.text.conversations import ARGUMENTS, ODD_ARGUMENTS, ODD_TEXT, WEATHER, call, result, said, user
+from stenograph.text.renderer import Renderer
 
 pytestmark = [pytest.mark.families, pytest.mark.timeout(300)]
 

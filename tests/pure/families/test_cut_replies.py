@@ -8,10 +8,10 @@ import pytest
 
 from stenograph.core.drift import DriftReport
 from stenograph.core.types import Finish, FinishReason, SamplingParams
-from stenograph.render.conversations import WEATHER, ExampleExchange, call, result, said, user
-from stenograph.render.drift import find_drift
-from stenograph.render.renderer import Renderer
-from stenograph.reply.reading import Inside
+from stenograph.text.conversations import WEATHER, ExampleExchange, call, result, said, user
+from stenograph.text.drift import find_drift
+from stenograph.text.reading import Inside
+from stenograph.text.renderer import Renderer
 from stenograph.verify.template_reply import may_answer, sampled_as
 
 from .conftest import MODELS

@@ -16,14 +16,14 @@ from stenograph.core.messages import Message, Role
 from stenograph.core.types import Finish, FinishReason, SamplingParams
 from stenograph.families.deepseek.v3 import DEEPSEEK_V3, DEEPSEEK_V3_1
 from stenograph.model.tokenizer import Tokenizer
-from stenograph.render.conversations import WEATHER, appended, call, exchanges, result, said, user
-from stenograph.render.family import Family
-from stenograph.render.template.input import message_dicts
-from stenograph.render.template.jinja import JinjaTemplate
-from stenograph.reply.call_syntax import CallSyntax, ForcedTool
-from stenograph.reply.lark import quoted
-from stenograph.reply.reading import PartKind, Reading
-from stenograph.reply.reply import ReplyParser
+from stenograph.text.call_syntax import CallSyntax, ForcedTool
+from stenograph.text.conversations import WEATHER, appended, call, exchanges, result, said, user
+from stenograph.text.family import Family
+from stenograph.text.grammar.lark import quoted
+from stenograph.text.reading import PartKind, Reading
+from stenograph.text.reply import ReplyParser
+from stenograph.text.template.input import message_dicts
+from stenograph.text.template.jinja import JinjaTemplate
 from stenograph.verify.verify import verify
 
 LoadReal = Callable[..., Any]

@@ -25,11 +25,11 @@ from stenograph.families.deepseek.words import published_words
 from stenograph.families.load import load_renderer
 from stenograph.model.files import load_model_files
 from stenograph.model.tokenizer import Tokenizer
-from stenograph.render.conversations import ODD_ARGUMENTS, WEATHER, appended, call, exchanges, result, said, user
-from stenograph.render.family import Family
-from stenograph.render.renderer import Renderer
-from stenograph.reply.reading import Reading
-from stenograph.reply.reply import ReplyParser
+from stenograph.text.conversations import ODD_ARGUMENTS, WEATHER, appended, call, exchanges, result, said, user
+from stenograph.text.family import Family
+from stenograph.text.reading import Reading
+from stenograph.text.renderer import Renderer
+from stenograph.text.reply import ReplyParser
 from stenograph.verify.verify import verify
 
 LoadReal = Callable[..., Any]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenograph.core.messages import Message, Role
-from stenograph.render.conversations import ODD_TEXT, WEATHER, appended, call, exchanges, said, user
+from stenograph.text.conversations import ODD_TEXT, WEATHER, appended, call, exchanges, said, user
 from stenograph.verify.verify import verify
 
 pytestmark = pytest.mark.families

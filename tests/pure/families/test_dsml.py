@@ -17,12 +17,12 @@ from stenograph.core.types import Finish, FinishReason
 from stenograph.families.deepseek.dsml import MARK, DsmlCalls, DsmlScanner
 from stenograph.families.deepseek.dsml_models import DEEPSEEK_V3_2, DEEPSEEK_V4
 from stenograph.model.tokenizer import Tokenizer
-from stenograph.render.conversations import WEATHER
-from stenograph.render.family import Family
-from stenograph.reply.call_syntax import ForcedTool
-from stenograph.reply.lark import quoted
-from stenograph.reply.reading import PartKind, Reading
-from stenograph.reply.reply import ReplyParser
+from stenograph.text.call_syntax import ForcedTool
+from stenograph.text.conversations import WEATHER
+from stenograph.text.family import Family
+from stenograph.text.grammar.lark import quoted
+from stenograph.text.reading import PartKind, Reading
+from stenograph.text.reply import ReplyParser
 
 STOP = Finish(reason=FinishReason.STOP)
 BEGIN, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"

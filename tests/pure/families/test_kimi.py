@@ -20,11 +20,11 @@ from stenograph.families import family_for
 from stenograph.families.kimi.family import KIMI_K2
 from stenograph.families.load import load_renderer
 from stenograph.model.files import ModelFiles
-from stenograph.render.append_proof import Law
-from stenograph.render.conversations import WEATHER, call, said, user
-from stenograph.render.renderer import Renderer
-from stenograph.reply.reading import PartKind
 from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
+from stenograph.text.append_proof import Law
+from stenograph.text.conversations import WEATHER, call, said, user
+from stenograph.text.reading import PartKind
+from stenograph.text.renderer import Renderer
 from stenograph.verify.verify import verify
 
 STOP = Finish(reason=FinishReason.STOP)

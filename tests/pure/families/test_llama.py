@@ -21,11 +21,11 @@ from stenograph.families.llama.calls import LlamaCalls
 from stenograph.families.llama.family import LLAMA3_1
 from stenograph.families.load import load_renderer
 from stenograph.model.tokenizer import Tokenizer
-from stenograph.render.conversations import WEATHER, appended, call, exchanges, result, said, user
-from stenograph.render.renderer import Renderer
-from stenograph.reply.call_syntax import ForcedTool
-from stenograph.reply.reading import PartKind, Reading
-from stenograph.reply.reply import ReplyParser
+from stenograph.text.call_syntax import ForcedTool
+from stenograph.text.conversations import WEATHER, appended, call, exchanges, result, said, user
+from stenograph.text.reading import PartKind, Reading
+from stenograph.text.renderer import Renderer
+from stenograph.text.reply import ReplyParser
 from stenograph.verify.verify import verify
 
 LoadReal = Callable[..., Any]

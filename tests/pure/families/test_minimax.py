@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from stenograph.core.errors import UnrenderableMessage
 from stenograph.core.messages import Message, Role
 from stenograph.core.types import Finish, FinishReason, SamplingParams
-from stenograph.render.append_proof import Law
-from stenograph.render.conversations import WEATHER, ExampleExchange, appended, call, exchanges, result, said, user
-from stenograph.render.renderer import Renderer
+from stenograph.text.append_proof import Law
+from stenograph.text.conversations import WEATHER, ExampleExchange, appended, call, exchanges, result, said, user
+from stenograph.text.renderer import Renderer
 from stenograph.verify.verify import verify
 
 pytestmark = [pytest.mark.families, pytest.mark.timeout(300)]

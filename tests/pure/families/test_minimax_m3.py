@@ -9,8 +9,8 @@ import pytest
 from stenograph.core.errors import UnrenderableMessage
 from stenograph.core.messages import Message, Role
 from stenograph.core.types import Finish, FinishReason, SamplingParams
-from stenograph.render.conversations import ODD_ARGUMENTS, WEATHER, appended, call, exchanges, said, user
-from stenograph.render.renderer import Renderer
+from stenograph.text.conversations import ODD_ARGUMENTS, WEATHER, appended, call, exchanges, said, user
+from stenograph.text.renderer import Renderer
 from stenograph.verify.verify import verify
 
 pytestmark = [pytest.mark.families, pytest.mark.timeout(300)]

@@ -27,9 +27,9 @@ from stenograph.families.mistral.family import (
     MISTRAL_V13_THINKING,
 )
 from stenograph.model.files import ModelFiles
-from stenograph.render.conversations import WEATHER, call, result, said, user
-from stenograph.render.renderer import Renderer
-from stenograph.reply.reading import PartKind
+from stenograph.text.conversations import WEATHER, call, result, said, user
+from stenograph.text.reading import PartKind
+from stenograph.text.renderer import Renderer
 from stenograph.verify.verify import verify
 
 STOP = Finish(reason=FinishReason.STOP)

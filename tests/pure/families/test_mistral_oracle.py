@@ -20,8 +20,8 @@ from stenograph.core.errors import StartupError
 from stenograph.core.messages import Message, Role, Tool
 from stenograph.families.load import load_renderer
 from stenograph.model.files import load_model_files
-from stenograph.render.conversations import WEATHER, appended, call, exchanges, result, said, user
-from stenograph.render.renderer import Renderer
+from stenograph.text.conversations import WEATHER, appended, call, exchanges, result, said, user
+from stenograph.text.renderer import Renderer
 from stenograph.verify.verify import verify
 
 pytestmark = [pytest.mark.families, pytest.mark.timeout(300)]

@@ -14,9 +14,9 @@ from stenograph.core.chat import ToolChoice, ToolMode
 from stenograph.core.errors import UnrenderableMessage
 from stenograph.core.types import Finish, FinishReason, SamplingParams
 from stenograph.families.load import load_renderer
-from stenograph.render.append_proof import Law
-from stenograph.render.conversations import WEATHER, appended, call, exchanges, said, user
-from stenograph.render.renderer import Renderer
+from stenograph.text.append_proof import Law
+from stenograph.text.conversations import WEATHER, appended, call, exchanges, said, user
+from stenograph.text.renderer import Renderer
 from stenograph.verify.verify import verify
 
 NAMES = ["nemotron-3-nano", "nemotron-3-super", "nemotron-3-ultra", "nemotron-3.5-lightning"]

@@ -9,9 +9,9 @@ import pytest
 from stenograph.core.errors import UnrenderableMessage
 from stenograph.core.messages import Message
 from stenograph.core.types import Finish, FinishReason, SamplingParams
-from stenograph.render.conversations import user
-from stenograph.render.drift import find_drift
-from stenograph.render.renderer import Renderer
+from stenograph.text.conversations import user
+from stenograph.text.drift import find_drift
+from stenograph.text.renderer import Renderer
 
 from .conftest import MODELS
 

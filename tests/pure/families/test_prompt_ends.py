@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenograph.render.renderer import PROMPT_END_TOKENS, Renderer
+from stenograph.text.renderer import PROMPT_END_TOKENS, Renderer
 
 from .conftest import MODELS
 

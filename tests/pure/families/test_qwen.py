@@ -15,10 +15,10 @@ from stenograph.core.messages import Message, Role
 from stenograph.core.types import Finish, FinishReason, SamplingParams
 from stenograph.families import family_for
 from stenograph.families.load import check_renderer, load_renderer
-from stenograph.render.append_proof import Law
-from stenograph.render.conversations import WEATHER, appended, call, exchanges, said, user
-from stenograph.render.renderer import Renderer
-from stenograph.reply.reading import PartKind, ReplyPart
+from stenograph.text.append_proof import Law
+from stenograph.text.conversations import WEATHER, appended, call, exchanges, said, user
+from stenograph.text.reading import PartKind, ReplyPart
+from stenograph.text.renderer import Renderer
 from stenograph.verify.verify import verify
 
 LoadReal = Callable[..., Any]

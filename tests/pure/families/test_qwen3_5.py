@@ -18,9 +18,9 @@ from stenograph.core.messages import Message, Role, Tool
 from stenograph.core.types import Finish, FinishReason, SamplingParams
 from stenograph.embedded.grammar.llguidance import LlguidanceBackend
 from stenograph.families.load import check_renderer, load_renderer
-from stenograph.render.append_proof import Law
-from stenograph.render.conversations import ARGUMENTS, WEATHER, appended, call, exchanges, said, user
-from stenograph.render.renderer import Renderer
+from stenograph.text.append_proof import Law
+from stenograph.text.conversations import ARGUMENTS, WEATHER, appended, call, exchanges, said, user
+from stenograph.text.renderer import Renderer
 from stenograph.verify.verify import verify
 
 pytestmark = pytest.mark.families

@@ -16,9 +16,9 @@ from stenograph.embedded.grammar.llguidance import LlguidanceBackend
 from stenograph.families.qwen.qwen3_5 import QWEN3_5
 from stenograph.families.qwen.xml_calls import CLOSE, QwenXmlCalls, QwenXmlScanner
 from stenograph.model.tokenizer import Tokenizer
-from stenograph.reply.held import forced_calls
-from stenograph.reply.reading import Reading
-from stenograph.reply.reply import ReplyParser
+from stenograph.text.grammar.held import forced_calls
+from stenograph.text.reading import Reading
+from stenograph.text.reply import ReplyParser
 
 END_ID = 2
 STOP = Finish(reason=FinishReason.STOP)

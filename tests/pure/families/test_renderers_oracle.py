@@ -14,7 +14,7 @@ import tokenizers
 import transformers
 
 from stenograph.core.messages import Message, Role
-from stenograph.render.conversations import ExampleExchange, appended, exchanges
+from stenograph.text.conversations import ExampleExchange, appended, exchanges
 from stenograph.verify.template_reply import may_answer, sampled_as
 
 pytestmark = [pytest.mark.families, pytest.mark.timeout(300)]

@@ -10,9 +10,9 @@ from stenograph.core.messages import Message, Role
 from stenograph.families.generic import TEMPLATE
 from stenograph.families.load import Loaded, check_renderer, load_renderer
 from stenograph.model.files import ModelFiles
-from stenograph.render.append_proof import Law
-from stenograph.render.conversations import WEATHER, call, result, said, user
-from stenograph.render.template.input import ArgumentsForm
+from stenograph.text.append_proof import Law
+from stenograph.text.conversations import WEATHER, call, result, said, user
+from stenograph.text.template.input import ArgumentsForm
 from stenograph.verify.verify import verify
 
 LATE = Message(role=Role.SYSTEM, content="late")

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from stenograph.core.chat import TextView
 from stenograph.core.types import Chunk, Finish, FinishReason, TopLogprob
 from stenograph.model.tokenizer import Tokenizer
-from stenograph.reply.plain import PlainParser
 from stenograph.session.reply_buffer import READ_AT_ONCE, parts_of
 from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
+from stenograph.text.plain import PlainParser
 
 TOKENIZER = Tokenizer(tiny_tokenizer_json())
 FINISH = Finish(reason=FinishReason.STOP)

@@ -15,7 +15,7 @@ import pytest
 from openai.types.chat import ChatCompletionMessage
 
 from stenograph.client import DecodedSample
-from stenograph.render.renderer import Renderer
+from stenograph.text.renderer import Renderer
 
 RL = Path(__file__).parents[3] / "examples" / "rl"
 TASKS = ("price", "errand")

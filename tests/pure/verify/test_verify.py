@@ -10,8 +10,8 @@ from stenograph.core.messages import Message, Tool
 from stenograph.families.chatml import CHATML
 from stenograph.families.smollm2 import SMOLLM2
 from stenograph.model.tokenizer import Tokenizer
-from stenograph.render.renderer import Bridge, Renderer
-from stenograph.render.template.template import ChatTemplate
+from stenograph.text.renderer import Bridge, Renderer
+from stenograph.text.template.template import ChatTemplate
 from stenograph.verify.findings import Check, ConversationKind, first_difference
 from stenograph.verify.verify import verify
 

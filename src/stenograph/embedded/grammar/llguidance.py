@@ -19,7 +19,7 @@ from stenograph.embedded.grammar.base import BadGrammar, choices_of, one_line
 from stenograph.embedded.grammar.llguidance_limits import check_limits
 from stenograph.embedded.sampler import Allowed
 from stenograph.model.tokenizer import Tokenizer
-from stenograph.reply.lark import JSON_STYLE
+from stenograph.text.grammar.lark import JSON_STYLE
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions

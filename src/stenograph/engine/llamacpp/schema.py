@@ -18,7 +18,7 @@ from llguidance import LLMatcher
 
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.json_types import KINDS_OF
-from stenograph.reply.lark import JSON_STYLE, STYLE_KEYWORD
+from stenograph.text.grammar.lark import JSON_STYLE, STYLE_KEYWORD
 
 MAX_SCHEMA_BYTES = 32 * 1024
 """Compiling one takes the loop's time, once: 0.1 to 12 ms for usual ones, at worst (400 dates) 0.2 s."""

@@ -12,9 +12,9 @@ import msgspec
 
 from stenograph.core.chat import ParseProblem
 from stenograph.core.messages import Tool
-from stenograph.reply.call_syntax import CallText, ForcedTool
-from stenograph.reply.hermes import JsonScanner
-from stenograph.reply.lark import json_value, quoted
+from stenograph.text.call_syntax import CallText, ForcedTool
+from stenograph.text.grammar.lark import json_value, quoted
+from stenograph.text.hermes import JsonScanner
 
 BLOCK_OPEN, BLOCK_CLOSE = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_OPEN, CALL_CLOSE = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"

@@ -16,7 +16,7 @@ import msgspec
 from stenograph.core.chat import ParseProblem
 from stenograph.core.messages import Tool
 from stenograph.families.deepseek.dsml_grammar import dsml_grammar
-from stenograph.reply.call_syntax import CallText, ForcedTool
+from stenograph.text.call_syntax import CallText, ForcedTool
 
 MARK = "｜DSML｜"
 _INVOKE_CLOSE = f"</{MARK}invoke>"

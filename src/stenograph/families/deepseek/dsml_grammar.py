@@ -11,9 +11,9 @@ from typing import cast
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.errors import InvalidRequest
-from stenograph.reply.call_syntax import ForcedTool
-from stenograph.reply.lark import json_value, quoted
-from stenograph.reply.typed_arguments import ParameterSchemas, takes_text
+from stenograph.text.call_syntax import ForcedTool
+from stenograph.text.grammar.lark import json_value, quoted
+from stenograph.text.typed_arguments import ParameterSchemas, takes_text
 
 _SHARED = ("$defs", "definitions")
 """Members of the whole schema that an argument's schema needs."""

@@ -12,8 +12,8 @@ from stenograph.families.deepseek.dsml import MARK, DsmlCalls
 from stenograph.families.deepseek.encoder import DsmlEncoder, asking_v3_2, asking_v4
 from stenograph.families.deepseek.v3 import THINK_MARKS
 from stenograph.families.deepseek.words import own_words
-from stenograph.render.family import Family, Signs
-from stenograph.reply.reply_syntax import ReplySyntax
+from stenograph.text.family import Family, Signs
+from stenograph.text.reply_syntax import ReplySyntax
 
 _TOKENS = ("<｜User｜>", "<｜Assistant｜>", "<think>", "</think>", MARK)
 _ROLES = frozenset({Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL})

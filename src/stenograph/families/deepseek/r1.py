@@ -10,8 +10,8 @@ Source: the chat templates in the models' own files.
 
 from stenograph.families.deepseek.calls import BLOCK_OPEN, CALL_OPEN, DeepSeekCalls
 from stenograph.families.deepseek.v3 import FENCED_TOOL_LIST, TOKENS
-from stenograph.render.family import Edit, Family, Signs
-from stenograph.reply.reply_syntax import ReasoningMarks, ReplySyntax
+from stenograph.text.family import Edit, Family, Signs
+from stenograph.text.reply_syntax import ReasoningMarks, ReplySyntax
 
 _RESULTS_CLOSE = "<｜tool▁outputs▁end｜>"
 _REASONING = "'<think>\\n' + (message['reasoning_content'] or '') + '\\n</think>\\n\\n'"

@@ -17,8 +17,8 @@ from stenograph.families.deepseek.calls import (
     SEPARATOR,
     DeepSeekCalls,
 )
-from stenograph.render.family import Edit, Family, Signs
-from stenograph.reply.reply_syntax import ReasoningMarks, ReplySyntax
+from stenograph.text.family import Edit, Family, Signs
+from stenograph.text.reply_syntax import ReasoningMarks, ReplySyntax
 
 THINK_MARKS = ReasoningMarks(after_open="", before_close="", after_close="")
 """DeepSeek's templates write no white space around reasoning."""

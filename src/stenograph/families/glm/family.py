@@ -14,8 +14,8 @@ Source: the chat templates and tokenizers in the models' own files.
 from collections.abc import Mapping
 
 from stenograph.families.glm.calls import GlmCalls
-from stenograph.render.family import Edit, Family, Signs
-from stenograph.reply.reply_syntax import ReasoningMarks, ReplySyntax
+from stenograph.text.family import Edit, Family, Signs
+from stenograph.text.reply_syntax import ReasoningMarks, ReplySyntax
 
 _STOPS = ("<|user|>", "<|observation|>", "<|endoftext|>")
 _TOKENS = (*_STOPS, "<|assistant|>", "<think>", "</think>", "<tool_call>", "<arg_key>")

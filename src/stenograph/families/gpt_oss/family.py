@@ -19,8 +19,8 @@ from stenograph.families.gpt_oss.reply import (
     START,
     HarmonyParser,
 )
-from stenograph.render.family import Family, Signs
-from stenograph.reply.reply_syntax import ReasoningMarks, ReplySyntax
+from stenograph.text.family import Family, Signs
+from stenograph.text.reply_syntax import ReasoningMarks, ReplySyntax
 
 GPT_OSS = Family(
     name="gpt-oss",

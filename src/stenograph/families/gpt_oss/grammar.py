@@ -19,9 +19,9 @@ from stenograph.families.gpt_oss.reply import (
     MESSAGE,
     START,
 )
-from stenograph.reply.call_syntax import ForcedTool
-from stenograph.reply.held import BeforeAnswer, Marker
-from stenograph.reply.lark import json_value, quoted
+from stenograph.text.call_syntax import ForcedTool
+from stenograph.text.grammar.held import BeforeAnswer, Marker
+from stenograph.text.grammar.lark import json_value, quoted
 
 _THOUGHT = "THOUGHT: /(?s:.)+/"
 

@@ -18,9 +18,9 @@ from stenograph.core.chat import ParsedReply, ParseFault, ParseProblem
 from stenograph.core.messages import Message, ReplyDelta, Role, ToolCall, ToolCallDelta
 from stenograph.core.types import Finish, FinishReason, token_ids
 from stenograph.model.tokenizer import Tokenizer
-from stenograph.reply.reading import Inside, PartKind, Reading, ReplyPart
-from stenograph.reply.reply_text import ShownStream, ends_by_token
-from stenograph.reply.stop_strings import StopStrings
+from stenograph.text.reading import Inside, PartKind, Reading, ReplyPart
+from stenograph.text.reply_text import ShownStream, ends_by_token
+from stenograph.text.stop_strings import StopStrings
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"

@@ -13,9 +13,9 @@ from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ParseProblem
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.messages import Tool
-from stenograph.reply.call_syntax import CallText, ForcedTool, is_json_object
-from stenograph.reply.hermes import JsonScanner
-from stenograph.reply.lark import json_value, quoted
+from stenograph.text.call_syntax import CallText, ForcedTool, is_json_object
+from stenograph.text.grammar.lark import json_value, quoted
+from stenograph.text.hermes import JsonScanner
 
 OPEN, CLOSE = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, ARGUMENTS, CALL_CLOSE = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"

@@ -9,8 +9,8 @@ needs a tokenizer.json that somebody made of it.
 """
 
 from stenograph.families.kimi.calls import CALL, CALL_CLOSE, CLOSE, OPEN, KimiCalls
-from stenograph.render.family import Edit, Family, Signs
-from stenograph.reply.reply_syntax import ReasoningMarks, ReplySyntax
+from stenograph.text.family import Edit, Family, Signs
+from stenograph.text.reply_syntax import ReasoningMarks, ReplySyntax
 
 _EARLY = "messages[:ns.last_non_tool_call_assistant_msg+1]"
 _LATE = "messages[ns.last_non_tool_call_assistant_msg+1:]"

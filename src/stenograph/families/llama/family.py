@@ -12,8 +12,8 @@ Source: the chat templates in the models' own files.
 """
 
 from stenograph.families.llama.calls import PYTHON_TAG, SEPARATOR, LlamaCalls
-from stenograph.render.family import Edit, Family, Signs
-from stenograph.reply.reply_syntax import ReplySyntax
+from stenograph.text.family import Edit, Family, Signs
+from stenograph.text.reply_syntax import ReplySyntax
 
 _TOKENS = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 _HEADER = "<|start_header_id|>assistant<|end_header_id|>\\n\\n"

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from stenograph.core.chat import ParseProblem
 from stenograph.core.messages import Tool
-from stenograph.reply.argument_grammar import ArgumentFrame, argument_rules, plain_name
-from stenograph.reply.call_syntax import CallText, ForcedTool
-from stenograph.reply.lark import quoted
-from stenograph.reply.tagged_values import TaggedScanner, ValueSearch, ValueTags
-from stenograph.reply.typed_arguments import arguments_json
+from stenograph.text.call_syntax import CallText, ForcedTool
+from stenograph.text.grammar.argument_grammar import ArgumentFrame, argument_rules, plain_name
+from stenograph.text.grammar.lark import quoted
+from stenograph.text.tagged_values import TaggedScanner, ValueSearch, ValueTags
+from stenograph.text.typed_arguments import arguments_json
 
 _LINE = "\n"
 OPEN, CLOSE = "<minimax:tool_call>", "</minimax:tool_call>"

@@ -13,8 +13,8 @@ Source: the chat templates and the tokenizers in the files of MiniMax-M2.7 and M
 
 from stenograph.families.minimax.calls import MiniMaxCalls
 from stenograph.families.minimax.m3_calls import MARK, MiniMaxM3Calls
-from stenograph.render.family import Edit, Family, Signs
-from stenograph.reply.reply_syntax import ReasoningMarks, ReplySyntax
+from stenograph.text.family import Edit, Family, Signs
+from stenograph.text.reply_syntax import ReasoningMarks, ReplySyntax
 
 _IS_LATE = "{%- if reasoning_content and loop.index0 > ns.last_user_index -%}"
 _USER = "{%- elif message.role == 'user' -%}"

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from stenograph.core.chat import ParseProblem
 from stenograph.core.messages import Tool
-from stenograph.reply.argument_grammar import argument_rules, plain_name
-from stenograph.reply.call_syntax import CallText, ForcedTool
-from stenograph.reply.lark import quoted
-from stenograph.reply.typed_arguments import ParameterSchemas, schema_types, spelled
+from stenograph.text.call_syntax import CallText, ForcedTool
+from stenograph.text.grammar.argument_grammar import argument_rules, plain_name
+from stenograph.text.grammar.lark import quoted
+from stenograph.text.typed_arguments import ParameterSchemas, schema_types, spelled
 
 MARK = "]<]minimax[>["
 TOOL_CALL, TOOL_CALL_CLOSE = "<tool_call>", "</tool_call>"

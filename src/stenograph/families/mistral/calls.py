@@ -14,9 +14,9 @@ import msgspec
 
 from stenograph.core.chat import ParseProblem
 from stenograph.core.messages import Tool
-from stenograph.reply.call_syntax import CallText, ForcedTool, is_json_object
-from stenograph.reply.json_extent import JsonExtent
-from stenograph.reply.lark import json_value, quoted
+from stenograph.text.call_syntax import CallText, ForcedTool, is_json_object
+from stenograph.text.grammar.lark import json_value, quoted
+from stenograph.text.json_extent import JsonExtent
 
 TOOL_CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 

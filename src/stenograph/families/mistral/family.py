@@ -11,9 +11,9 @@ Source: the encoders in the package mistral-common.
 from stenograph.core.messages import Role
 from stenograph.families.mistral.calls import ARGS, CALL_ID, TOOL_CALLS, MistralListCalls, MistralNamedCalls
 from stenograph.families.mistral.encoder import THINK, THINK_END, MistralEncoder
-from stenograph.render.family import Family, Signs
-from stenograph.reply.call_syntax import CallSyntax
-from stenograph.reply.reply_syntax import ReasoningMarks, ReplySyntax
+from stenograph.text.call_syntax import CallSyntax
+from stenograph.text.family import Family, Signs
+from stenograph.text.reply_syntax import ReasoningMarks, ReplySyntax
 
 _TOKENS = ("[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[TOOL_RESULTS]", TOOL_CALLS)
 _SYSTEM = "[SYSTEM_PROMPT]"

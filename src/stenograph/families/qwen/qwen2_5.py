@@ -4,8 +4,8 @@ Source: the chat template in the model's own files. It has no frame for a develo
 messages, and no reasoning.
 """
 
-from stenograph.render.family import Family, Signs
-from stenograph.reply.reply_syntax import ReplySyntax
+from stenograph.text.family import Family, Signs
+from stenograph.text.reply_syntax import ReplySyntax
 
 QWEN2_5 = Family(
     name="qwen2.5",

@@ -8,7 +8,7 @@ sampled: with its reasoning; without any, with the empty block only where the pr
 Source: the chat templates in the models' own files.
 """
 
-from stenograph.render.family import Edit, Family, Signs
+from stenograph.text.family import Edit, Family, Signs
 
 _TOKENS = ("<|im_start|>", "<|im_end|>", "<tool_call>", "<think>", "</think>")
 _IS_LATE = "loop.index0 > ns.last_query_index"

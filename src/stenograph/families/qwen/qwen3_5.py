@@ -10,8 +10,8 @@ assumed.
 """
 
 from stenograph.families.qwen.xml_calls import QwenXmlCalls
-from stenograph.render.family import Edit, Family, Signs
-from stenograph.reply.reply_syntax import ReasoningMarks, ReplySyntax
+from stenograph.text.family import Edit, Family, Signs
+from stenograph.text.reply_syntax import ReasoningMarks, ReplySyntax
 
 _TOKENS = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")
 _CALLS = ("<function=", "<parameter=", "</parameter>")

@@ -7,7 +7,7 @@ reasoning, and a first call without text before it follows that block as text wo
 Source: the chat template and the tokenizer in the files of QwQ-32B.
 """
 
-from stenograph.render.family import Edit, Family, Signs
+from stenograph.text.family import Edit, Family, Signs
 
 _DROPS = "message.content.split('</think>')[-1].lstrip('\\n')"
 _PROMPT = "assistant\\n<think>\\n' }}"

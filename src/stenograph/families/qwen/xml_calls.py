@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from stenograph.core.chat import ParseProblem
 from stenograph.core.messages import Tool
 from stenograph.families.qwen.xml_grammar import qwen_xml_grammar
-from stenograph.reply.call_syntax import CallText, ForcedTool
-from stenograph.reply.typed_arguments import arguments_json
+from stenograph.text.call_syntax import CallText, ForcedTool
+from stenograph.text.typed_arguments import arguments_json
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 

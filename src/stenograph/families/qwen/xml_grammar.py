@@ -6,9 +6,9 @@ How a schema becomes bare text is not known here (`argument_grammar`).
 
 from collections.abc import Sequence
 
-from stenograph.reply.argument_grammar import argument_rules, plain_name
-from stenograph.reply.call_syntax import ForcedTool
-from stenograph.reply.lark import quoted
+from stenograph.text.call_syntax import ForcedTool
+from stenograph.text.grammar.argument_grammar import argument_rules, plain_name
+from stenograph.text.grammar.lark import quoted
 
 _VALUE_END = "\n</parameter>\n"
 _MARKERS = ("</parameter>", "</function>")

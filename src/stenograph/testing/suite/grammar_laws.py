@@ -10,10 +10,10 @@ from typing import Any
 from stenograph.core.chat import ToolChoice, ToolMode
 from stenograph.core.messages import Tool
 from stenograph.core.types import FinishReason, Grammar, GrammarKind
-from stenograph.reply.held import Holder, forced_calls
-from stenograph.reply.hermes import HermesCalls
-from stenograph.reply.reply_syntax import ReplySyntax
 from stenograph.testing.suite.engine_lab import Lab, NotOffered
+from stenograph.text.grammar.held import Holder, forced_calls
+from stenograph.text.hermes import HermesCalls
+from stenograph.text.reply_syntax import ReplySyntax
 
 NUM_SEEDS, MOST_SEEDS = 4, 32
 """Draws of each grammar, since a model that knows nothing of it goes several ways; more until one is whole."""

@@ -10,9 +10,9 @@ import pytest
 from stenograph.core.day import STRFTIME_NOW, Day
 from stenograph.core.messages import Message
 from stenograph.families.load import load_renderer
-from stenograph.render.append_proof import Law
-from stenograph.render.conversations import ODD_TEXT, WEATHER, said, user
-from stenograph.render.renderer import Renderer
+from stenograph.text.append_proof import Law
+from stenograph.text.conversations import ODD_TEXT, WEATHER, said, user
+from stenograph.text.renderer import Renderer
 
 LoadReal = Callable[..., Any]
 pytestmark = [pytest.mark.families, pytest.mark.timeout(180)]  # its tokenizer has two hundred thousand pieces

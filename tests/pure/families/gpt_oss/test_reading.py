@@ -12,9 +12,9 @@ from stenograph.core.chat import ParsedReply, ParseProblem, ToolChoice, ToolMode
 from stenograph.core.messages import Tool
 from stenograph.core.types import Finish, FinishReason, SamplingParams
 from stenograph.embedded.grammar.llguidance import LlguidanceBackend
-from stenograph.render.conversations import WEATHER
-from stenograph.render.renderer import Renderer
-from stenograph.reply.reading import PartKind, ReplyPart
+from stenograph.text.conversations import WEATHER
+from stenograph.text.reading import PartKind, ReplyPart
+from stenograph.text.renderer import Renderer
 
 MARKS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
 STOP = Finish(reason=FinishReason.STOP)

@@ -20,8 +20,8 @@ from stenograph.families import family_for
 from stenograph.families.gpt_oss.types import typescript
 from stenograph.families.load import load_renderer
 from stenograph.model.files import ModelFiles
-from stenograph.render.conversations import WEATHER, ExampleExchange, appended, call, exchanges, result, said, user
-from stenograph.render.renderer import Renderer
+from stenograph.text.conversations import WEATHER, ExampleExchange, appended, call, exchanges, result, said, user
+from stenograph.text.renderer import Renderer
 from stenograph.verify.verify import sampled_as, verify
 
 BARE = Tool(name="stop_zq", json='{"type": "function", "function": {"name": "stop_zq"}}')

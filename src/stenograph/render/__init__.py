@@ -1,1 +1,0 @@
-"""Messages to token ids and back, per model family. Pure: no I/O after loading, no clock."""

@@ -1,1 +1,0 @@
-"""Sampled text to content, reasoning and tool calls."""

@@ -1,0 +1,1 @@
+"""Grammars that hold a reply: its calls, their arguments, what stands before them."""

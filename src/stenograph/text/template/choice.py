@@ -1,0 +1,84 @@
+"""The choice of the engine that renders a template: the fast one only where it writes what jinja2 writes.
+
+Owns the choice, made once at start: both engines render every kind of conversation that there is. Knows nothing of
+what a template means.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from stenograph.core.errors import StartupError, UnrenderableMessage
+from stenograph.core.messages import Message, Tool
+from stenograph.model.tokenizer import Tokenizer
+from stenograph.text.conversations import appended, exchanges
+from stenograph.text.family import Family
+from stenograph.text.template.jinja import JinjaTemplate
+from stenograph.text.template.template import ChatTemplate, Template
+from stenograph.text.writer import Writer
+
+_SHOWN_CHARS = 40
+_ARGUMENTS: tuple[Mapping[str, object], ...] = ({}, {"enable_thinking": False})
+"""None, and what requests set most often; of use where the template reads it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenTemplate:
+    """A template, and why it is not the fast engine's; empty if it is."""
+
+    template: Template
+    why_not_preferred: str = ""
+
+
+def choose_template(
+    source: str,
+    bos_token: str | None,
+    eos_token: str | None,
+    *,
+    tokenizer: Tokenizer,
+    family: Family,
+    strftime_now: Callable[[str], str] | None = None,
+) -> ChosenTemplate:
+    """Minijinja's if it writes each conversation as jinja2 does, and refuses where jinja2 refuses; else jinja2's.
+
+    Raises StartupError: jinja2 too says that this is no template.
+    """
+    jinja = JinjaTemplate(source, bos_token, eos_token, strftime_now=strftime_now)
+    try:
+        fast = ChatTemplate(source, bos_token, eos_token, strftime_now=strftime_now)
+    except StartupError as error:
+        return ChosenTemplate(template=jinja, why_not_preferred=f"minijinja does not know it: {error}")
+    ours, theirs = (Writer(tokenizer, template, family) for template in (fast, jinja))
+    read = fast.names | jinja.names
+    arguments = [kwargs for kwargs in _ARGUMENTS if kwargs.keys() <= read]
+    for messages, tools, kwargs in _cases(arguments):
+        written, expected = (_written(writer, messages, tools, kwargs) for writer in (ours, theirs))
+        if written != expected:
+            return ChosenTemplate(template=jinja, why_not_preferred=_difference(written, expected))
+    return ChosenTemplate(template=fast)
+
+
+def _cases(
+    arguments: Sequence[Mapping[str, object]],
+) -> Iterator[tuple[Sequence[Message], Sequence[Tool], Mapping[str, object]]]:
+    for exchange in exchanges(has_tools=True):
+        for new in appended(exchange.reply):
+            for kwargs in arguments:
+                yield (*exchange.opening, exchange.reply, *new), exchange.tools, kwargs
+
+
+def _written(
+    writer: Writer, messages: Sequence[Message], tools: Sequence[Tool], kwargs: Mapping[str, object]
+) -> str | None:
+    """The text with the next turn's prompt; None where the template refuses."""
+    try:
+        return writer.text(writer.sealer(), messages, tools, kwargs, prompt=True)
+    except UnrenderableMessage:
+        return None
+
+
+def _difference(written: str | None, expected: str | None) -> str:
+    if written is None or expected is None:
+        return f"{'minijinja' if written is None else 'jinja2'} refuses what the other engine writes"
+    at = next((i for i, (a, b) in enumerate(zip(written, expected, strict=False)) if a != b), 0)
+    shown = slice(max(0, at - _SHOWN_CHARS // 2), at + _SHOWN_CHARS)
+    return f"minijinja writes {written[shown]!r} where jinja2 writes {expected[shown]!r}"
