@@ -13,8 +13,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from stenograph.core.kinds import SaltPolicy
 from stenograph.core.types import Finish, FinishReason, token_ids
-from stenograph.core.weights import ControlAnswer, SaltPolicy, WeightCommand
+from stenograph.core.weights import ControlAnswer, WeightCommand
 from stenograph.embedded.options import EmbeddedOptions
 from stenograph.engine.embedded import EmbeddedEngine
 from stenograph.engine.http.adapter import EngineAdapter

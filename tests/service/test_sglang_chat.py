@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from yarl import URL
 
-from stenograph.core.messages import ReplyMode
+from stenograph.core.kinds import ReplyMode
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.settings import ReplayKind
 from stenograph.engine.sglang.chat import SGLangChat

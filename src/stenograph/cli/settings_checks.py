@@ -1,9 +1,8 @@
 """Refuses settings that do not fit each other: one that the engine has no use for, or that needs another. Pure."""
 
 from stenograph.core.errors import StartupError
-from stenograph.core.messages import ReplyMode
+from stenograph.core.kinds import ReplyMode, SaltPolicy
 from stenograph.core.settings import Switch
-from stenograph.core.weights import SaltPolicy
 from stenograph.embedded.settings import ForwardKind, TorchDtype
 from stenograph.engine.settings import EngineKind, ReplayKind
 from stenograph.http.settings import Settings

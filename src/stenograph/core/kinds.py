@@ -63,3 +63,21 @@ class Label:
 
 
 UNLABELLED = Label()
+
+
+class ReplyMode(enum.StrEnum):
+    """Parts that a client gets of a reply that the engine wrote: all, or all but the training-only payloads."""
+
+    PASSTHROUGH = "passthrough"
+    LEAN = "lean"
+
+
+class SaltPolicy(enum.StrEnum):
+    """The version that salts the cache of a session's turns."""
+
+    PIN = "pin"
+    """The one that the session began with: its line stays cached over an update, as the old weights computed it."""
+    FOLLOW = "follow"
+    """The one that samples now: nothing is read that other weights computed."""
+    OFF = "off"
+    """None: what is found in the cache may be of any weights."""

@@ -8,13 +8,6 @@ import enum
 from msgspec import Struct
 
 
-class ReplyMode(enum.StrEnum):
-    """Parts that a client gets of a reply that the engine wrote: all, or all but the training-only payloads."""
-
-    PASSTHROUGH = "passthrough"
-    LEAN = "lean"
-
-
 class Role(enum.StrEnum):
     """The author of a message. Dialects map their own words onto these; a family says which of them it can render."""
 

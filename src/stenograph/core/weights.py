@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
+from stenograph.core.kinds import SaltPolicy
+
 UNNAMED = "default"
 """SGLang's and vLLM's name of the weights that they start with, if nobody named them."""
 
@@ -76,17 +78,6 @@ class ControlAnswer:
     problem: str = ""
     note: str = ""
     num_paused: int = 0
-
-
-class SaltPolicy(enum.StrEnum):
-    """The version that salts the cache of a session's turns."""
-
-    PIN = "pin"
-    """The one that the session began with: its line stays cached over an update, as the old weights computed it."""
-    FOLLOW = "follow"
-    """The one that samples now: nothing is read that other weights computed."""
-    OFF = "off"
-    """None: what is found in the cache may be of any weights."""
 
 
 class CacheSalt(Struct, frozen=True, kw_only=True, gc=False):

@@ -14,11 +14,10 @@ from msgspec import Meta
 
 from stenograph.core.budgets import Budgets
 from stenograph.core.errors import InvalidRequest
-from stenograph.core.kinds import AfterLength, Compat, HistoryKind, StrandKind
+from stenograph.core.kinds import AfterLength, Compat, HistoryKind, SaltPolicy, StrandKind
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.types import token_ids
-from stenograph.core.weights import SaltPolicy
 from stenograph.dialects.common.json_bodies import decode_json, decode_part, shown
 from stenograph.dialects.common.sampling_rules import WireSamplingRules, name_known, sampling_rules
 from stenograph.dialects.common.template_input import TemplateKwargs, check_depth, check_template_kwargs

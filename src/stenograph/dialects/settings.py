@@ -5,7 +5,7 @@
 import enum
 from dataclasses import dataclass
 
-from stenograph.core.messages import ReplyMode
+from stenograph.core.kinds import ReplyMode
 from stenograph.core.settings import choice, setting, texts
 
 

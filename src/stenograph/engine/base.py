@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from stenograph.core.chat import ChatRequest
 from stenograph.core.errors import RouteNotFound
+from stenograph.core.kinds import SaltPolicy
 from stenograph.core.routing import Routing, RoutingHint
 from stenograph.core.telemetry import GrammarStep
 from stenograph.core.trace_context import TraceContext
@@ -35,7 +36,7 @@ from stenograph.core.types import (
     RequestId,
     SamplingParams,
 )
-from stenograph.core.weights import ControlAnswer, SaltPolicy, WeightCommand, without_weights
+from stenograph.core.weights import ControlAnswer, WeightCommand, without_weights
 from stenograph.model.tokenizer import Span
 
 AFFINITY_HEADER = "x-smg-routing-key"  # of every generation: routers keep a session on one engine by it

@@ -33,6 +33,7 @@ from stenograph.core.errors import (
     TokenizationFailed,
     UnexpectedFailure,
 )
+from stenograph.core.kinds import SaltPolicy
 from stenograph.core.telemetry import GrammarStep
 from stenograph.core.types import Chunk, GrammarKind, RequestId
 from stenograph.core.weights import (
@@ -42,7 +43,6 @@ from stenograph.core.weights import (
     NameWeights,
     PauseGeneration,
     PauseMode,
-    SaltPolicy,
     UpdateWeights,
     WeightCommand,
 )

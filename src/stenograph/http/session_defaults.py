@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from stenograph.core.errors import InvalidRequest, StartupError
-from stenograph.core.kinds import AfterLength, Compat, HistoryKind
+from stenograph.core.kinds import AfterLength, Compat, HistoryKind, SaltPolicy
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.settings import Switch
-from stenograph.core.weights import CacheSalt, SaltPolicy
+from stenograph.core.weights import CacheSalt
 from stenograph.dialects.common.json_bodies import nearest
 from stenograph.engine.base import Capabilities
 from stenograph.http.rule_files import sampling_of

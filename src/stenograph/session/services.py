@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stenograph.core.clock import Clock
-from stenograph.core.weights import SaltPolicy
+from stenograph.core.kinds import SaltPolicy
 from stenograph.engine.base import Engine
 from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.pool import CpuPool

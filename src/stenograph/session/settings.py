@@ -6,9 +6,8 @@ import enum
 from dataclasses import dataclass
 from pathlib import Path
 
-from stenograph.core.kinds import AfterLength, Compat, HistoryKind
+from stenograph.core.kinds import AfterLength, Compat, HistoryKind, SaltPolicy
 from stenograph.core.settings import Switch, choice, folder, seconds, setting, text, whole_number
-from stenograph.core.weights import SaltPolicy
 
 
 class OverBudget(enum.StrEnum):

@@ -19,7 +19,7 @@ from stenograph.core.budgets import Budgets, OverLimit
 from stenograph.core.chat import Asked, ParsedReply, ParseFault, ParseProblem, Remaining, ToolChoice, ToolMode
 from stenograph.core.day import Day
 from stenograph.core.errors import SessionDamaged
-from stenograph.core.kinds import AfterLength, Compat, HistoryKind, Label, StrandKind
+from stenograph.core.kinds import AfterLength, Compat, HistoryKind, Label, SaltPolicy, StrandKind
 from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.rewrites import AppliedRewrite
@@ -43,7 +43,7 @@ from stenograph.core.types import (
     WeightSpan,
     token_ids,
 )
-from stenograph.core.weights import CacheSalt, SaltPolicy
+from stenograph.core.weights import CacheSalt
 from stenograph.store.base import StoredRow, StoredSession, checked_payloads
 from stenograph.store.codec.commits import (
     decode_commit,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from stenograph.core.errors import StenographError
-from stenograph.core.messages import ReplyMode
+from stenograph.core.kinds import ReplyMode
 from stenograph.core.types import Chunk, EngineReply, LogprobsKind, RequestId
 from stenograph.core.weights import WeightCommand
 from stenograph.engine.base import Capabilities, GenerateRequest

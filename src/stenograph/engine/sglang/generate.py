@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stenograph.core.errors import StenographError
+from stenograph.core.kinds import SaltPolicy
 from stenograph.core.routing import RoutingHint
 from stenograph.core.types import LogprobsKind, LogprobsReport, RepetitionOver, RequestId
-from stenograph.core.weights import SaltPolicy, WeightCommand
+from stenograph.core.weights import WeightCommand
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.http.adapter import (
     MODELS_PATH,

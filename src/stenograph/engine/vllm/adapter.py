@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from stenograph.core.errors import ContextLengthExceeded, StenographError, UpstreamInvalid
+from stenograph.core.kinds import SaltPolicy
 from stenograph.core.logprobs import has_support
 from stenograph.core.routing import RoutingHint
 from stenograph.core.types import Chunk, LogprobsKind, LogprobsReport, RequestId, SamplingParams, token_ids
-from stenograph.core.weights import SaltPolicy, WeightCommand
+from stenograph.core.weights import WeightCommand
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.http.adapter import (
     PROBE_PATHS,

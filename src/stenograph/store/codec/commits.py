@@ -8,11 +8,11 @@ import msgspec
 
 from stenograph.core.budgets import Budgets
 from stenograph.core.chat import Remaining
-from stenograph.core.kinds import UNLABELLED, AfterLength, Compat, HistoryKind, Label, StrandKind
+from stenograph.core.kinds import UNLABELLED, AfterLength, Compat, HistoryKind, Label, SaltPolicy, StrandKind
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.types import SessionId
-from stenograph.core.weights import FOLLOWING, CacheSalt, SaltPolicy
+from stenograph.core.weights import FOLLOWING, CacheSalt
 from stenograph.store.codec.rows import RowDamaged
 from stenograph.store.codec.scalars import (
     maybe_read,
