@@ -33,10 +33,10 @@ from stenograph.core.types import Finish, FinishReason, SamplingParams, token_id
 from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
 from stenograph.session.admission import Limits
 from stenograph.session.manager import SessionManager
-from stenograph.session.request import TurnOutcome
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.session import SessionOptions
-from stenograph.session.turn import TurnServices
+from stenograph.session.steps import TurnServices
+from stenograph.session.turn import TurnOutcome
 from stenograph.session.watch import TurnAbandoned, Watch
 from stenograph.testing.standins.clock import ManualClock
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine

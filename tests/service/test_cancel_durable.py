@@ -15,11 +15,11 @@ from stenograph.core.telemetry import TurnEnd
 from stenograph.session.admission import Limits
 from stenograph.session.durable import restored_session
 from stenograph.session.manager import SessionManager
-from stenograph.session.request import TurnOutcome
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.session import SessionOptions
 from stenograph.session.shelf import Shelf
-from stenograph.session.turn import TurnServices
+from stenograph.session.steps import TurnServices
+from stenograph.session.turn import TurnOutcome
 from stenograph.store.base import Done, Tail
 from stenograph.store.codec.rows import Totals
 from stenograph.text.renderer import Renderer

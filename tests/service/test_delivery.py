@@ -14,8 +14,8 @@ import pytest
 
 from stenograph.core.errors import EngineUnavailable
 from stenograph.session.reply_buffer import ReplyBuffer
-from stenograph.session.request import RequestRun
-from stenograph.session.turn import TurnRun
+from stenograph.session.steps import TurnRun
+from stenograph.session.turn import RequestRun
 from stenograph.session.watch import RequestTask
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 from stenograph.text.renderer import Renderer

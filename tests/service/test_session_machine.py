@@ -43,11 +43,11 @@ from stenograph.core.types import Finish, FinishReason, RequestId, SamplingParam
 from stenograph.offload.pool import CpuPool
 from stenograph.session.admission import Limits
 from stenograph.session.manager import SessionManager
-from stenograph.session.request import TurnOutcome
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.session import Session, SessionOptions
+from stenograph.session.steps import TurnServices
 from stenograph.session.strand import NUM_FORKS
-from stenograph.session.turn import TurnServices
+from stenograph.session.turn import TurnOutcome
 from stenograph.session.watch import TurnAbandoned, Watch
 from stenograph.testing.standins.clock import ManualClock
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine

@@ -40,8 +40,8 @@ from stenograph.offload.pool import CpuPool
 from stenograph.session.admission import Caller, Place
 from stenograph.session.ledger import NO_NOTE, LedgerNote
 from stenograph.session.manager import SessionManager
-from stenograph.session.request import RequestTrace, TurnOutcome
 from stenograph.session.retries import RequestIdentity
+from stenograph.session.turn import RequestTrace, TurnOutcome
 from stenograph.session.watch import TurnAbandoned, Watch
 
 DECODED_OFF_LOOP_BYTES = 32 * 1024

@@ -20,9 +20,9 @@ from stenograph.core.kinds import HistoryKind
 from stenograph.core.stages import StageTimes
 from stenograph.session.kept import StoredReply
 from stenograph.session.ledger import NO_NOTE, LedgerNote
-from stenograph.session.request import RequestTrace
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.session import Session
+from stenograph.session.turn import RequestTrace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,8 @@ request no rule gives another kind. So it holds before anybody knows which stran
 
 from stenograph.core.errors import BudgetSpent, Limit
 from stenograph.core.kinds import WORK_KINDS, HistoryKind, StrandKind
-from stenograph.session.request import RequestRun
 from stenograph.session.session import Session
+from stenograph.session.turn import RequestRun
 
 
 def spent_budget(session: Session, run: RequestRun) -> BudgetSpent | None:

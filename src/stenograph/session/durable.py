@@ -15,11 +15,11 @@ from stenograph.core.errors import ModelMismatch, SessionDamaged, StenographErro
 from stenograph.core.outcome import SessionOutcome
 from stenograph.offload.memory import untrack
 from stenograph.session.ledger import LedgerNote
-from stenograph.session.request import RequestRun
 from stenograph.session.retries import RequestIdentity, print_of
 from stenograph.session.session import Session, SessionOptions
+from stenograph.session.steps import TurnRun
 from stenograph.session.strand import Seats, Strand
-from stenograph.session.turn import TurnRun
+from stenograph.session.turn import RequestRun
 from stenograph.store.base import SessionStore, StoredSession, checked_payloads, damaged_at
 from stenograph.store.codec.commits import (
     decode_commit,

@@ -12,7 +12,7 @@ from stenograph.core.log_line import LogLine
 from stenograph.core.outcome import NO_VERDICT, TokenFate
 from stenograph.core.telemetry import SessionEnd, SessionReport, TurnReport
 from stenograph.session.session import Session
-from stenograph.session.turn import TurnRun
+from stenograph.session.steps import TurnRun
 
 log = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ from stenograph.core.stages import Stage
 from stenograph.core.types import Chunk, Prompt, RequestId, SamplingParams, Usage
 from stenograph.engine.base import Capabilities
 from stenograph.session.reply_buffer import parts_of
-from stenograph.session.request import TurnOutcome
 from stenograph.session.retries import RequestIdentity, StoredIdentity
+from stenograph.session.turn import TurnOutcome
 from stenograph.session.watch import Delivery
 from stenograph.trajectory.turn import Node, line_ids
 

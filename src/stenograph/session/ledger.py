@@ -17,7 +17,7 @@ from msgspec import Struct
 from stenograph.core.clock import Clock, SystemClock
 from stenograph.core.errors import StenographError
 from stenograph.core.kinds import UNLABELLED, Label, StrandKind
-from stenograph.session.request import TurnOutcome
+from stenograph.session.turn import TurnOutcome
 from stenograph.trajectory.commits import LedgerRow
 
 ECHO = Label(kind=StrandKind.ECHO, rule="echo")

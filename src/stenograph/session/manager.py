@@ -29,14 +29,14 @@ from stenograph.session.journal import log_discarded, log_turn_end
 from stenograph.session.kept import StoredReply
 from stenograph.session.kinds import Sighting
 from stenograph.session.opening import openings
-from stenograph.session.request import Keep, RequestRun, TurnOutcome, turn_report
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.services import TurnServices
 from stenograph.session.session import Session
 from stenograph.session.sessions import Sessions
 from stenograph.session.shelf import Shelf
+from stenograph.session.steps import TurnRun
 from stenograph.session.strand import Seats
-from stenograph.session.turn import TurnRun
+from stenograph.session.turn import Keep, RequestRun, TurnOutcome, turn_report
 from stenograph.session.watch import Delivery, RequestTask, Watch
 from stenograph.trajectory.canonical import rewritten
 

@@ -1,403 +1,390 @@
-"""START READING HERE. One turn, from its place in a session to its committed reply.
+"""START READING HERE. One request: its turns side by side, under one deadline, one abort and one commit.
 
-    receive -> admit -> decode -> position -> render -> sample -> validate -> parse -> commit -> reply
+A chat makes one turn, a completion one for each of its prompts; each step is taken by all of them before the next.
+`RequestRun.run` is the whole of it. What a step does is the turn's (steps.py). `turn_report` says for the
+metrics and the log how a turn ended.
 
-`TurnRun` is that line from `position` to `commit`: its request (request.py) calls open, grant, sample and commit, in
-this order. The first three come before there is a turn: the route (http/turn_route.py) reads the bytes, the request
-gets its place (admission.py), a dialect decodes it. The reply is written by whoever watches (http/).
-
-Invariants. Nothing is committed unless everything before it succeeded, and the commit is one synchronous step. However
-a turn ends, the engine has been asked to stop by then: leaving the chunk iterator asks it.
+Invariants. Nothing but the leases of its seats is held across an await. The commit is one synchronous step, whatever
+the number of turns. Where there is a store, the turns are durable before it, and the step is taken when that is known.
+Cancelling the task is how a request is abandoned; once its turns are on their way to the disk it is not cancelled. An
+abort is asked of the engine, which answers with what it has sampled; only if it does not, within the grace time, is the
+request ended without it.
 """
 
-import math
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Protocol
 
-from msgspec.structs import replace
+from msgspec import Struct
 
-from stenograph.core.blame import Blame, RequestPart
-from stenograph.core.chat import ChatReply, ChatRequest, ParsedReply, Remaining, TurnRequest
-from stenograph.core.errors import BudgetSpent, ContextLengthExceeded, InvalidRequest, Limit
-from stenograph.core.logprobs import GREEDY_BELOW, is_held_by_engine, is_truncated, reported_kind
-from stenograph.core.rewrites import AppliedRewrite
-from stenograph.core.stages import Stage, StageTimes
-from stenograph.core.trace_context import TraceContext
-from stenograph.core.types import (
-    Chunk,
-    EngineReply,
-    Finish,
-    FinishReason,
-    Grammar,
-    MixedWeights,
-    Prompt,
-    RepetitionOver,
-    RequestId,
-    SampledTurn,
-    SamplingParams,
-    Usage,
+from stenograph.core.budgets import Budgets, OverLimit
+from stenograph.core.chat import ChatReply, ChatRequest, Remaining, TurnRequest
+from stenograph.core.errors import (
+    BudgetSpent,
+    Limit,
+    NothingToAnswer,
+    Paused,
+    StenographError,
+    UpstreamInvalid,
+    UpstreamTimeout,
 )
-from stenograph.core.weights import FOLLOWING, CacheSalt
-from stenograph.engine.base import Capabilities, GenerateRequest
-from stenograph.engine.validate import TurnCollector
-from stenograph.offload.memory import untrack
-from stenograph.session.opening import Opening
-from stenograph.session.reply_buffer import READ_AT_ONCE, ReplyBuffer, TurnMeter, parts_of
+from stenograph.core.rewrites import AppliedRewrite
+from stenograph.core.sampling_rules import blame_session
+from stenograph.core.telemetry import TurnEnd, TurnReport
+from stenograph.core.trace_context import TraceContext
+from stenograph.core.types import FinishReason, RequestId
 from stenograph.session.services import TurnServices
-from stenograph.session.settings import OverBudget
+from stenograph.session.steps import TurnRun
 from stenograph.session.strand import Seats
-from stenograph.session.unsampled import empty_reply
-from stenograph.text.grammar.held import Holder, held_grammar
-from stenograph.text.reading import Parser
-from stenograph.trajectory.history import Attachment
-from stenograph.trajectory.turn import STATUS_OF, CommittedTurn, Node
+from stenograph.session.weights import PAUSED_RETRY_S, Weights
+
+NO_DEADLINE_S = 10 * 365 * 86400.0
+"""Stands for no deadline: an abort can still bring it forward."""
 
 
-class TurnRun:
-    """One turn: a prompt, its generation and its reply. Its request calls its steps: open, grant, sample, commit.
+class TurnOutcome(Struct, frozen=True, kw_only=True, gc=False):
+    """Outcome of a request that ended: a reply to each prompt, what is left after them, and whether they are kept.
 
-    `prompt` and `reply_id` are settled before the first piece is there.
+    `reply_id` is by which the client knows the replies.
+    `strand` and `node` number the place of the first turn that is kept, None if none is; `rewrites` are its changes.
+    `is_echo`: the request was the strand's last reply once more, and nothing was generated for it. Nor was it where the
+    session had `spent` a budget.
+    """
+
+    reply_id: str
+    replies: tuple[ChatReply, ...]
+    committed: bool
+    remaining: Remaining
+    strand: int | None = None
+    node: int | None = None
+    rewrites: tuple[AppliedRewrite, ...] = ()
+    is_echo: bool = False
+    spent: BudgetSpent | None = None
+
+    @property
+    def reply(self) -> ChatReply:
+        """The first; of most requests the only one."""
+        return self.replies[0]
+
+
+class RequestRun:
+    """One request's turns. Made by the manager, run once, watched through the turns' buffers.
+
+    `reply_id` is by which the client knows the reply, None if it is that of the one turn. `may_commit`: there is a
+    session, and it is not being deleted. `budgets` are what that may have in all. `keep` makes the turns durable; None:
+    there is no store. `remaining` is what is left before anything is sampled; it is known when the first piece is
+    there.
     """
 
     def __init__(
         self,
         *,
-        request_id: RequestId,
-        reply_id: str,
         request: TurnRequest,
-        request_json: bytes,
-        opening: Opening,
+        reply_id: str | None,
+        turns: Sequence[TurnRun],
         seats: Seats,
-        affinity_key: str | None,
-        stages: StageTimes,
+        may_commit: bool,
+        budgets: Budgets,
         services: TurnServices,
-        wants_support: bool = False,
-        cache_salt: CacheSalt = FOLLOWING,
-        trace: TraceContext | None = None,
+        keep: "Keep | None" = None,
     ) -> None:
-        self.request_id = request_id
-        self.reply_id = reply_id
-        self.buffer = ReplyBuffer()
-        self.stages = stages
-        self.meter = TurnMeter(started=stages.start)
-        self._request = request
-        self._request_json = request_json
-        self.opening = opening
-        """Where it attaches: its strand is there, once it is open."""
-        self.kind = seats.label.kind
-        """The kind that a rule says of its request; None if none does."""
-        self._seats = seats
-        self._affinity_key = affinity_key
+        self.request = request
+        self.turns = tuple(turns)
+        self.request_id = self.turns[0].request_id
+        """By which the engine knows it; of several turns the first's."""
+        self.joint_reply_id = reply_id
+        """By which the client knows the replies of several turns."""
+        self.remaining = Remaining()
+        self.seats = seats
+        self.may_commit = may_commit
+        self.is_work = True
+        """Whether its turns are of the session's work, which `max_turns` counts."""
+        self._budgets = budgets
+        self._spent: BudgetSpent | None = None
+        self._has_ended = False
         self._services = services
-        self._wants_support = wants_support
-        self._cache_salt = cache_salt
-        self._trace = trace
-        self._requested_at = services.clock.wall()
-        self.capabilities: Capabilities
-        """Those of the engine, as they are when the turn is opened."""
-        self.is_open = False
-        """Whether it has its place and its prompt."""
-        self.attachment: Attachment
-        """The place where it attaches, once it is open."""
-        self.prompt: Prompt
-        """Its prompt, once it is open."""
-        self.params = request.params
-        """The effective parameters of its sampling, once they are granted."""
-        self._forced: Grammar | None = None
-        self.sampled: SampledTurn | None = None
-        """Its tokens, once they are all there and checked, and parsed."""
-        self._parsed: ParsedReply
-        self._written: EngineReply | None = None
-        self._made: CommittedTurn | None = None
-        self.policy = ""
-        """The model that samples, as its engine calls it; empty before the engine is asked."""
-        self._ends_early = False
-        self._has_sampled = False
-        self.node_id: int | None = None
-        """Its node in the session, once it is kept."""
-        self.rewrites: tuple[AppliedRewrite, ...] = ()
-        """The changes to what its client sent, once it is kept."""
-        self.discarded: tuple[CommittedTurn, ...] = ()
-        """The turns that its commit took out of the history."""
+        self._deadline: asyncio.Timeout | None = None
+        self._abort_error: StenographError | None = None
+        self._abort_requested = False
+        self._keep = keep
+        self._held: asyncio.Future[None] | None = None
+        self._frozen_s: float | None = None
+        self.is_committing = False
+        """Whether its turns are on their way to the disk: from then on it cannot be abandoned."""
 
     def __repr__(self) -> str:
-        return f"<TurnRun {self.request_id}>"
+        return f"<RequestRun {self.request_id}, {len(self.turns)} turns>"
 
     @property
-    def num_new_tokens(self) -> int:
-        """Tokens that its prompt adds to its line, once it is open."""
-        return len(self.prompt.new_ids) - self.prompt.num_trimmed
+    def is_timed_out(self) -> bool:
+        """Whether its deadline has passed, and it is only waited for to end."""
+        return self._deadline is not None and self._deadline.expired()
 
-    def end_early(self) -> bool:
-        """Sample nothing if it has not begun to. Returns whether that ends it now, without the engine's knowing."""
-        was_left = not self._ends_early and not self._has_sampled
-        self._ends_early = True
-        return was_left
+    @property
+    def may_yet_commit(self) -> bool:
+        """Whether its turns are counted nowhere yet, and may be kept."""
+        return self.may_commit and self._spent is None and not self._has_ended
 
-    async def open(self) -> None:
-        """Find the turn's place, and make the ids of its prompt. Changes nothing of the session."""
-        self.capabilities = self._services.engine.capabilities
-        attachment = await self.opening.position()
-        prompt = await self.opening.render(attachment)
-        if self.opening.tool_choice.forces:
-            self._forced = await self.opening.forced_grammar(prompt)
-        tokenization, stage = self.opening.tokenization, Stage.RENDER
-        if tokenization is not None and tokenization.began_at is not None:
-            self.stages.mark(Stage.RENDER, tokenization.began_at)
-            stage = Stage.TOKENIZE
-        self.stages.mark(stage, self._services.clock.monotonic())
-        self.attachment, self.prompt, self.is_open = attachment, prompt, True
+    def refuse(self, spent: BudgetSpent) -> None:
+        """Sample nothing when it is run: its client gets an empty reply. Raises the error where that is the answer."""
+        if self._budgets.over_limit is not OverLimit.STOP:
+            raise spent
+        self.seats.give_back()
+        self._spent = spent
 
-    def grant(self, remaining: Remaining) -> None:
-        """Settle the parameters: the request's, with the reply's constraints and the tokens that are left."""
-        request, prompt, capabilities = self._request, self.prompt, self.capabilities
-        num = max_tokens(request, prompt, remaining, self._services.over_budget, part=self.opening.prompt_blame)
-        grammar = asked = request.params.grammar
-        if asked is not None or self._forced is not None:
-            grammar = held_grammar(
-                asked,
-                self._forced,
-                None if asked is None else self.opening.before_answer(prompt),
-                Holder(engine=capabilities.engine, kinds=capabilities.grammars, parses=capabilities.parses),
-            )
-        num_least = request.params.min_tokens if num is None else min(request.params.min_tokens, num)
-        over = capabilities.repetition_over if request.params.repetition_penalty != 1.0 else RepetitionOver.LINE
-        granted, params = (grammar, num, num_least, self._wants_support, over), request.params
-        if granted != (asked, params.max_tokens, params.min_tokens, params.support, params.repetition_over):
-            self.params = replace(
-                request.params,
-                grammar=grammar,
-                max_tokens=num,
-                min_tokens=num_least,
-                support=self._wants_support,
-                repetition_over=over,
-                top_k=supported_top_k(request.params, capabilities.max_support_top_k if self._wants_support else None),
-            )
+    def abort(self, unanswered: StenographError | None = None) -> Coroutine[None, None, int]:
+        """End the turns with what they have sampled; one that has not reached the engine ends with nothing.
 
-    async def sample(self) -> None:
-        """Sample, validate and parse chunk by chunk, feeding the watchers. Raises UpstreamError and its kin.
-
-        From the check for an early end to the engine's taking the request there is no await: no abort falls between.
+        If the engine has not answered within the grace time, the request fails with `unanswered` (default:
+        UpstreamTimeout): that much is settled when this returns. What it returns asks the engine, within that time
+        too, and returns how many turns there were left to end.
         """
-        services, params, request, prompt = self._services, self.params, self._request, self.prompt
-        capabilities, weights = self.capabilities, self._services.weights
-        tools = self.opening.context.tools if capabilities.parses else ()
-        is_held = bool(tools) and is_held_by_engine(tools, self.opening.tool_choice)
-        self.policy, num_changes = capabilities.policy or capabilities.model, weights.num_changes
-        salt = None if weights.version is None else self._cache_salt.of(weights.version, capabilities.salt_policies)
-        collector = TurnCollector(
-            vocab_size=capabilities.vocab_size,
-            max_tokens=params.max_tokens,
-            num_prompt=prompt.num_tokens,
-            logprobs_kind=reported_kind(capabilities.logprobs, params, is_forced=is_held),
-            weight_version=weights.version,
-            cached_from=salt,
-        )
-        parser: Parser | None = None
-        generate = GenerateRequest(
-            request_id=self.request_id,
-            prompt=prompt,
-            params=params,
-            chat=request if isinstance(request, ChatRequest) else None,
-            affinity_key=self._affinity_key,
-            streams=request.reply.stream,
-            routing=request.routing,
-            cache_salt=salt,
-            trace=self._trace,
-        )
-        try:
-            async with aclosing(_nothing() if self._ends_early else services.engine.generate(generate)) as chunks:
-                async for chunk in chunks:
-                    self.meter.sampled(chunk.num_sampled, services.clock.monotonic(), chunk.unasked_replay)
-                    taken = collector.add(chunk)
-                    written = taken.reply or taken.written
-                    if written is None:
-                        parser = parser or self.opening.parser(params, self.request_id, prompt)
-                        await self._read(parser, taken)
-                    else:
-                        self._written = taken.reply
-                        if request.spelling.keeps_engine_id:
-                            self.reply_id = written.id
-                        if request.reply.stream:  # else nobody reads it in pieces
-                            self.buffer.push(written.delta, taken)
-        except ContextLengthExceeded as error:
-            raise error.of(self.opening.prompt_blame) from error  # an engine does not know which of several it is
-        except InvalidRequest as error:
-            if error.blame is None and params.grammar is not None:  # the engine does not know where it came from
-                error.blame = Blame(RequestPart.TOOLS if request.params.grammar is None else RequestPart.GRAMMAR)
-            raise
-        finally:
-            self._has_sampled = True
-        self._end_reply(collector, parser, num_changes)
+        was_new = not self._abort_requested
+        self._abort_requested = True
+        self._abort_error = unanswered or self._abort_error
+        if was_new:
+            self._begin_grace()
+            if self._held is not None:
+                self._held.cancel()
+        left = [turn.end_early() for turn in self.turns]
+        return self._ask_engine_to_end(left)
 
-    def _end_reply(self, collector: TurnCollector, parser: Parser | None, num_changes: int) -> None:
-        """Check and parse the end of what was sampled since the weights had changed `num_changes` times. Raises
-        UpstreamInvalid."""
+    async def run(self) -> TurnOutcome:
+        """All turns. Raises StenographError; anything else is a bug of ours. Commits last, or not at all."""
         weights = self._services.weights
-        is_over = num_changes % 2 or num_changes != weights.num_changes
-        sampled = collector.result(MixedWeights(oldest=weights.oldest_since(num_changes)) if is_over else None)
-        weights.num_mixed_turns += sampled.mixed is not None
-        now, times, stages = self._services.clock.monotonic(), sampled.times, self.stages
-        if times is not None:
-            stages.mark(Stage.QUEUE, times.admitted)
-            stages.mark(Stage.PREFILL, times.first_token)
-        stages.mark(Stage.DECODE_TOKENS, now if times is None else times.finished)
-        stages.mark(Stage.VALIDATE, now)
-        if self._written is not None:
-            self._parsed = ParsedReply(message=self._written.message)
-        elif parser is not None:
-            rest, self._parsed = parser.finish(sampled.finish)
-            self.buffer.push(rest)
-        else:  # its engine has streamed it
-            self._parsed = ParsedReply(message=self.buffer.message)
-        self.sampled = sampled
+        try:
+            if self._spent is not None:
+                return self._stopped(self._spent)
+            async with asyncio.timeout(self._services.timeout_s or NO_DEADLINE_S) as self._deadline:
+                if self._abort_requested:  # before the first step
+                    self._begin_grace()
+                if len(self.turns) == 1:
+                    await self.turns[0].open()  # position, render
+                    self._grant()
+                    await self._let_in(weights)
+                    await self.turns[0].sample()  # sample, validate, parse
+                else:
+                    await _side_by_side(self.turns, TurnRun.open)
+                    self._grant()
+                    await self._let_in(weights)
+                    await _side_by_side(self.turns, TurnRun.sample)
+                if self._keep is None:
+                    return self._commit()
+            return await self._commit_durably(self._keep)
+        except TimeoutError as error:
+            if not self.is_timed_out:
+                raise  # not ours: a bug of whoever let it out
+            raise self._timeout_error() from error
+        except StenographError as error:
+            return self._unsampled(error)
+        finally:
+            self._deadline = None
+            weights.runs.discard(self)
+            for turn in self.turns:
+                turn.buffer.close()
 
-    def echo(self, node_id: int) -> ChatReply | None:
-        """The reply to a request that ends with this turn's, if that is its strand's last and the request takes no
-        message for it; else None."""
-        request, last = self._request, self.opening.strand.history.latest
-        if last is None or last.id != node_id or not isinstance(request, ChatRequest) or not request.takes_echo:
-            return None
-        return self.empty_reply(last)
-
-    def empty_reply(self, last: Node | None = None) -> ChatReply:
-        """A reply for which nothing was sampled, after the line that ends with `last`; None: after nothing."""
-        services, params, stages_s = self._services, self._request.params, self.stages.durations_s()
-        created, model = services.clock.wall(), services.engine.capabilities.model
-        return empty_reply(self.reply_id, created=created, model=model, params=params, stages_s=stages_s, last=last)
-
-    async def _read(self, parser: Parser, chunk: Chunk) -> None:
-        """Feed the watchers with what a chunk says: at once, or a long one in parts between which the loop goes on."""
-        if len(chunk.ids) <= READ_AT_ONCE:
-            self.buffer.push(parser.feed(chunk.ids), chunk)
+    def freeze(self) -> None:
+        """Stop the clock of the deadline, but for that of an abort."""
+        if self._deadline is None or self._abort_requested or self.is_timed_out:
             return
-        async for delta, part in self._services.share.pieces((parser.feed(one.ids), one) for one in parts_of(chunk)):
-            self.buffer.push(delta, part)
+        if (when := self._deadline.when()) is not None:
+            self._frozen_s = when - asyncio.get_running_loop().time()
+            self._deadline.reschedule(None)
 
-    def commit(self, *, is_kept: bool) -> ChatReply:
-        """The turn's reply; where `is_kept`, add the turn to its session. Raises SessionInvariant."""
-        sampled, prompt, attachment = self.sampled, self.prompt, self.attachment
-        assert sampled is not None, "a turn is sampled before it is committed"
-        self.stages.mark(Stage.COMMIT, self._services.clock.monotonic())
-        now = self._services.clock.wall() if self._made is None else self._made.committed_at
-        capabilities = self.capabilities
-        if is_kept:
-            turn, strand = self._made or self._make(sampled, now), self.opening.strand
-            assert self._seats.strands is not None, "a turn without a session is not kept"
-            request = self._request if isinstance(self._request, ChatRequest) else None
-            node, replaced = self._seats.strands.commit(strand, attachment, turn, prompt, self._seats.label, request)
-            self.node_id, self.rewrites = node.id, turn.rewrites
-            if replaced:
-                self.discarded = tuple(gone.turn for gone in replaced)
-            untrack(node.tracked_parts)
-        return ChatReply(
-            id=self.reply_id,
-            created=int(now),
-            model=capabilities.model,
-            prompt=prompt,
-            params=self.params,
-            parsed=self._parsed,
-            sampled=sampled,
-            usage=Usage(
-                num_prompt=prompt.num_tokens,
-                num_completion=len(sampled.ids),
-                num_cached=sampled.num_cached_tokens,
-                num_reasoning=self._parsed.num_reasoning_tokens,
-            ),
-            written=self._written,
-            stages_s=self.stages.durations_s(),
-            fills_context=prompt.num_tokens + len(sampled.ids) >= (capabilities.max_context_tokens or math.inf),
+    def thaw(self) -> None:
+        """Let the clock go on, with as much as was left."""
+        left_s, self._frozen_s = self._frozen_s, None
+        if left_s is not None and self._deadline is not None and not self._abort_requested:
+            self._deadline.reschedule(asyncio.get_running_loop().time() + left_s)
+
+    async def _let_in(self, weights: Weights) -> None:
+        """Wait at the gate, until it is open or the request is aborted. Between it and the engine nothing is awaited:
+        a change that begins later finds the request at the engine, none meets it with the name of other weights."""
+        while weights.is_held and not self._abort_requested:
+            self._held = weights.opened()
+            try:
+                await asyncio.wait((self._held,))
+            finally:
+                self._held.cancel()
+        self._held = None
+        weights.runs.add(self)
+
+    def _grant(self) -> None:
+        """Settle how much each turn may sample. Of what the session leaves, each gets the same share."""
+        limit, session = self.turns[0].capabilities.max_context_tokens, None
+        longest = 0
+        for turn in self.turns:
+            longest = max(longest, turn.prompt.num_tokens)
+        limit_tokens = self._budgets.max_total_tokens
+        if limit_tokens is not None:
+            num_before = self.seats.num_tokens_before([(turn.opening.strand, turn.attachment) for turn in self.turns])
+            session = limit_tokens - num_before - sum(turn.num_new_tokens for turn in self.turns)
+        context = None if limit is None else limit - longest
+        self.remaining = Remaining(context_tokens=context, session_tokens=session)
+        for turn in self.turns:
+            turn.grant(
+                Remaining(
+                    context_tokens=None if limit is None else limit - turn.prompt.num_tokens,
+                    session_tokens=None if session is None else session // len(self.turns),
+                )
+            )
+
+    async def _commit_durably(self, keep: "Keep") -> TurnOutcome:
+        """Have the turns written, and kept in the very step in which that is known. Neither its deadline nor whoever
+        leaves ends it any more, until it is known. Raises StorageUnavailable."""
+        self.is_committing, self._deadline = True, None
+        if not self.may_commit:
+            return self._commit()
+        return await keep(self, self._commit)
+
+    def _unsampled(self, error: StenographError) -> TurnOutcome:
+        """The outcome of a request that is answered without the engine; else raises the error as its client sees it."""
+        if isinstance(error, BudgetSpent) and self._budgets.over_limit is OverLimit.STOP:
+            return self._stopped(error)
+        if isinstance(error, NothingToAnswer) and (reply := self.turns[0].echo(error.node_id)) is not None:
+            number, left = self.turns[0].opening.strand.number, self.remaining
+            return TurnOutcome(
+                reply_id=reply.id, replies=(reply,), committed=False, remaining=left, strand=number, is_echo=True
+            )
+        blame_session(error, self.request.imposed)
+        if isinstance(self.request, ChatRequest):
+            error.blame = self.request.blame_of_client(error.blame)
+        raise error
+
+    def _stopped(self, spent: BudgetSpent) -> TurnOutcome:
+        """The outcome of a request that its session has no budget for: an empty reply to each prompt."""
+        self.remaining = Remaining(session_tokens=0 if spent.limit is Limit.SESSION_TOKENS else None)
+        replies = tuple(turn.empty_reply() for turn in self.turns)
+        id_ = self.joint_reply_id or replies[0].id
+        return TurnOutcome(reply_id=id_, replies=replies, committed=False, remaining=self.remaining, spent=spent)
+
+    def _commit(self) -> TurnOutcome:
+        """Keep the turns, unless their session is being deleted. Synchronous: nothing can come between."""
+        committed, self._has_ended = self.may_commit, True
+        replies: list[ChatReply] = []
+        num_sampled = longest = 0
+        for turn in self.turns:
+            reply = turn.commit(is_kept=committed)
+            replies.append(reply)
+            num_sampled += len(reply.sampled.ids)
+            longest = max(longest, reply.prompt.num_tokens + len(reply.sampled.ids))
+        limit, before = self.turns[0].capabilities.max_context_tokens, self.remaining
+        remaining = Remaining(
+            context_tokens=None if limit is None else limit - longest,
+            session_tokens=None if before.session_tokens is None else before.session_tokens - num_sampled,
+        )
+        return TurnOutcome(
+            reply_id=self.joint_reply_id or replies[0].id,
+            replies=tuple(replies),
+            committed=committed,
+            remaining=remaining,
+            strand=self.turns[0].opening.strand.number,
+            node=self.turns[0].node_id,
+            rewrites=self.turns[0].rewrites,
         )
 
-    def made(self) -> CommittedTurn:
-        """The turn as it will be kept, for a store that has to have it first. From here on it is settled."""
-        assert self.sampled is not None, "a turn is sampled before it is made"
-        self._made = self._make(self.sampled, self._services.clock.wall())
-        return self._made
+    def _begin_grace(self) -> None:
+        """Bring the deadline forward. One that has passed already ends the request as it is."""
+        if self._deadline is not None and not self.is_timed_out:
+            grace_end = asyncio.get_running_loop().time() + self._services.abort_grace_s
+            when = self._deadline.when()  # None while it stands still
+            self._deadline.reschedule(grace_end if when is None else min(when, grace_end))
 
-    def stored(self) -> None:
-        """Say that the turn that was made is durable."""
-        self.stages.mark(Stage.STORE, self._services.clock.monotonic())
+    async def _ask_engine_to_end(self, left: list[bool]) -> int:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._services.abort_grace_s):
+                for index, turn in enumerate(self.turns):
+                    left[index] |= await self._services.engine.abort(turn.request_id)
+        return sum(left)
 
-    def _make(self, sampled: SampledTurn, now: float) -> CommittedTurn:
-        opening, prompt, attachment = self.opening, self.prompt, self.attachment
-        params, tool_choice, request_json = self.params, opening.tool_choice, self._request_json
-        if attachment.parent is not None:
-            before = attachment.parent.turn
-            # One object for all turns that have an equal one, as most turns of a session do.
-            params = before.params if before.params == params else params
-            tool_choice = before.tool_choice if before.tool_choice == tool_choice else tool_choice
-            request_json = before.request_json if before.request_json == request_json else request_json
-        return CommittedTurn(
-            request_id=self.request_id,
-            new_prompt_ids=prompt.new_ids,
-            num_trimmed=prompt.num_trimmed,
-            sampled=sampled,
-            status=STATUS_OF[sampled.finish.reason],
-            messages=attachment.new_messages,
-            reply=self._parsed,
-            params=params,
-            asked=opening.asked,
-            tool_choice=tool_choice,
-            parallel_tool_calls=opening.parallel_tool_calls,
-            reply_id=self.reply_id,
-            context=opening.context,
-            request_json=request_json,
-            rewrites=opening.rewrites,
-            policy=self.policy,
-            requested_at=self._requested_at,
-            committed_at=now,
-            stages=self.stages,
-            trace_id="" if self._trace is None else self._trace.trace_id,
+    def _timeout_error(self) -> StenographError:
+        if self._abort_error is not None:
+            return self._abort_error
+        if self._held is not None:
+            return Paused(
+                f"Generation has been paused for longer than the turn's deadline of {self._services.timeout_s:g} s;"
+                " the turn has not begun.",
+                retry_after_s=PAUSED_RETRY_S,
+            )
+        if self._abort_requested:
+            return UpstreamTimeout(
+                f"The turn was aborted, but the engine gave no reply within {self._services.abort_grace_s:g} s;"
+                " nothing of it was kept."
+            )
+        return UpstreamTimeout(
+            f"The turn took longer than {self._services.timeout_s:g} s; it was stopped, nothing of it was kept."
         )
 
 
-def max_tokens(
-    request: TurnRequest, prompt: Prompt, remaining: Remaining, over_budget: OverBudget, *, part: Blame
-) -> int | None:
-    """The most tokens that the engine may sample; None leaves it to the engine. `remaining` counts the prompt, which
-    is the `part` of the request.
+class RequestTrace(Protocol):
+    """The trace of one request. All methods are synchronous, cheap, and never raise."""
 
-    Without a `max_tokens`, it is what context and session both leave. A `max_tokens` above what the context leaves is
-    refused or clamped, as the server is set; one above what the session leaves is always clamped, since its limit is
-    not the caller's. Raises ContextLengthExceeded, or BudgetSpent if the session leaves nothing.
-    """
-    wanted, room = request.params.max_tokens, remaining.context_tokens
-    if room is not None and (room < 1 or (over_budget is OverBudget.REFUSE and (wanted or 1) > room)):
-        raise ContextLengthExceeded(
-            num_prompt_tokens=prompt.num_tokens,
-            max_tokens=wanted,
-            max_context_tokens=room + prompt.num_tokens,
-            prompt=part,
-        )
-    if remaining.session_tokens is not None and remaining.session_tokens < 1:
-        raise BudgetSpent(
-            Limit.SESSION_TOKENS,
-            f"A prompt of {prompt.num_tokens} tokens leaves nothing of what this session may have (max_total_tokens).",
-        )
-    most = wanted
-    for limit in (room, remaining.session_tokens):
-        if limit is not None and (most is None or limit < most):
-            most = limit
-    return most
+    def generation(self, request_id: RequestId) -> TraceContext:
+        """The span of one of its turns at the engine, before the turn begins."""
+        ...
+
+    def ended(
+        self, run: RequestRun, reports: Sequence[TurnReport], session_id: str | None, error: BaseException | None
+    ) -> None:
+        """Its turns are over: a report of each, and what they failed with."""
+        ...
+
+    def refused(self, error: StenographError) -> None:
+        """It made no turn."""
 
 
-def supported_top_k(params: SamplingParams, most: int | None) -> int:
-    """The `top_k` of a turn whose engine reports supports up to a `top_k` of `most` alone; None asks nothing of it.
-
-    Sampling that top_p or min_p alone cuts off gets `most`, which its row says. Raises InvalidRequest for a larger one.
-    """
-    if most is None or not (is_truncated(params) and params.temperature >= GREEDY_BELOW):
-        return params.top_k
-    if params.top_k > most:
-        raise InvalidRequest(
-            f"top_k must be at most {most} here, not {params.top_k}: the session keeps which ids could be sampled, and"
-            " the engine reports them up to that.",
-            blame=Blame(RequestPart.SAMPLING, path=("top_k",)),
-        )
-    return params.top_k or most
+Keep = Callable[[RequestRun, Callable[[], TurnOutcome]], "asyncio.Future[TurnOutcome]"]
+"""Writes the turns of a request that are sampled, and calls what commits them when they are durable."""
 
 
-async def _nothing() -> AsyncGenerator[Chunk, None]:
-    """The generation of a turn that was aborted before it reached the engine."""
-    yield Chunk(ids=(), logprobs=(), finish=Finish(reason=FinishReason.ABORT))
+async def _side_by_side(turns: Sequence[TurnRun], step: Callable[[TurnRun], Coroutine[None, None, None]]) -> None:
+    """Take a step of all turns at once. The first that fails stops the others, and its error is raised."""
+    failed: list[Exception] = []
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for turn in turns:
+                tasks.create_task(step(turn), name=f"turn-{turn.request_id}")
+    except* Exception as group:  # noqa: BLE001 -- raised again, the first of them
+        failed += group.exceptions
+    if failed:
+        raise failed[0]
+
+
+def turn_report(turn: TurnRun, index: int, task: "asyncio.Task[TurnOutcome]", group: str | None) -> TurnReport:
+    """The report of a turn, the one of this index in a request whose task has ended. `group` is its session's."""
+    meter = turn.meter
+    report = partial(
+        TurnReport,
+        num_completion=meter.num_sampled,
+        ttft_s=meter.ttft_s,
+        tpot_s=meter.tpot_s,
+        itl_s=tuple(meter.gaps_s),
+        unasked_replay=meter.unasked_replay,
+        kind=turn.kind,
+        group=group,
+    )
+    if task.cancelled():
+        return report(end=TurnEnd.ABANDONED, stages_s=turn.stages.durations_s())
+    error = task.exception()
+    if error is not None:
+        code = error.code if isinstance(error, StenographError) else "internal_error"
+        law = error.law if isinstance(error, UpstreamInvalid) else None
+        return report(end=TurnEnd.FAILED, stages_s=turn.stages.durations_s(), code=code, law=law)
+    outcome = task.result()
+    reply, num_discarded = outcome.replies[index], 0
+    for gone in turn.discarded:
+        num_discarded += len(gone.sampled.ids)
+    return report(
+        end=TurnEnd.COMMITTED if outcome.committed else TurnEnd.UNRECORDED,
+        stages_s=reply.stages_s,
+        was_aborted=reply.sampled.finish.reason is FinishReason.ABORT,
+        num_prompt=reply.usage.num_prompt,
+        num_kept=reply.prompt.num_kept,
+        num_cached=reply.usage.num_cached,
+        finish=reply.sampled.finish.reason.value,
+        num_discarded_turns=len(turn.discarded),
+        num_discarded_tokens=num_discarded,
+        rewrites=turn.rewrites,
+    )

@@ -16,8 +16,8 @@ from stenograph.core.errors import StenographError, UnexpectedFailure
 from stenograph.core.stages import Stage
 from stenograph.core.types import RequestId, SamplingParams, token_ids
 from stenograph.session.reply_buffer import BufferReader
-from stenograph.session.request import RequestRun, TurnOutcome
 from stenograph.session.retries import RequestIdentity
+from stenograph.session.turn import RequestRun, TurnOutcome
 
 
 class TurnAbandoned(Exception):

@@ -29,9 +29,9 @@ from stenograph.offload.pool import CpuPool
 from stenograph.session.admission import Limits, Place
 from stenograph.session.facts import line_drift
 from stenograph.session.manager import SessionManager
-from stenograph.session.request import TurnOutcome
 from stenograph.session.services import TurnServices
 from stenograph.session.session import SessionOptions
+from stenograph.session.turn import TurnOutcome
 from stenograph.text.conversations import WEATHER, call
 from stenograph.text.renderer import Renderer
 from stenograph.verify.findings import Check, Finding, first_difference

@@ -35,7 +35,7 @@ from stenograph.http.traces.spans import (
     request_span_id,
     turn_spans,
 )
-from stenograph.session.request import RequestRun
+from stenograph.session.turn import RequestRun
 
 
 class SpanSink(Protocol):

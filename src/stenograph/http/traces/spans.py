@@ -16,7 +16,7 @@ from stenograph.core.stages import Stage
 from stenograph.core.telemetry import TurnEnd, TurnReport
 from stenograph.core.trace_context import TraceContext
 from stenograph.core.types import RequestId
-from stenograph.session.turn import TurnRun
+from stenograph.session.steps import TurnRun
 
 # Source: OpenTelemetry semantic conventions 1.37, docs/gen-ai/gen-ai-spans.md.
 GEN_AI_OPERATION = "gen_ai.operation.name"

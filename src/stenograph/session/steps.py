@@ -1,0 +1,403 @@
+"""The steps of one turn, from its place in a session to its committed reply.
+
+    receive -> admit -> decode -> position -> render -> sample -> validate -> parse -> commit -> reply
+
+`TurnRun` is that line from `position` to `commit`: its request (turn.py) calls open, grant, sample and commit, in
+this order. The first three come before there is a turn: the route (http/turn_route.py) reads the bytes, the request
+gets its place (admission.py), a dialect decodes it. The reply is written by whoever watches (http/).
+
+Invariants. Nothing is committed unless everything before it succeeded, and the commit is one synchronous step. However
+a turn ends, the engine has been asked to stop by then: leaving the chunk iterator asks it.
+"""
+
+import math
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from msgspec.structs import replace
+
+from stenograph.core.blame import Blame, RequestPart
+from stenograph.core.chat import ChatReply, ChatRequest, ParsedReply, Remaining, TurnRequest
+from stenograph.core.errors import BudgetSpent, ContextLengthExceeded, InvalidRequest, Limit
+from stenograph.core.logprobs import GREEDY_BELOW, is_held_by_engine, is_truncated, reported_kind
+from stenograph.core.rewrites import AppliedRewrite
+from stenograph.core.stages import Stage, StageTimes
+from stenograph.core.trace_context import TraceContext
+from stenograph.core.types import (
+    Chunk,
+    EngineReply,
+    Finish,
+    FinishReason,
+    Grammar,
+    MixedWeights,
+    Prompt,
+    RepetitionOver,
+    RequestId,
+    SampledTurn,
+    SamplingParams,
+    Usage,
+)
+from stenograph.core.weights import FOLLOWING, CacheSalt
+from stenograph.engine.base import Capabilities, GenerateRequest
+from stenograph.engine.validate import TurnCollector
+from stenograph.offload.memory import untrack
+from stenograph.session.opening import Opening
+from stenograph.session.reply_buffer import READ_AT_ONCE, ReplyBuffer, TurnMeter, parts_of
+from stenograph.session.services import TurnServices
+from stenograph.session.settings import OverBudget
+from stenograph.session.strand import Seats
+from stenograph.session.unsampled import empty_reply
+from stenograph.text.grammar.held import Holder, held_grammar
+from stenograph.text.reading import Parser
+from stenograph.trajectory.history import Attachment
+from stenograph.trajectory.turn import STATUS_OF, CommittedTurn, Node
+
+
+class TurnRun:
+    """One turn: a prompt, its generation and its reply. Its request calls its steps: open, grant, sample, commit.
+
+    `prompt` and `reply_id` are settled before the first piece is there.
+    """
+
+    def __init__(
+        self,
+        *,
+        request_id: RequestId,
+        reply_id: str,
+        request: TurnRequest,
+        request_json: bytes,
+        opening: Opening,
+        seats: Seats,
+        affinity_key: str | None,
+        stages: StageTimes,
+        services: TurnServices,
+        wants_support: bool = False,
+        cache_salt: CacheSalt = FOLLOWING,
+        trace: TraceContext | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.reply_id = reply_id
+        self.buffer = ReplyBuffer()
+        self.stages = stages
+        self.meter = TurnMeter(started=stages.start)
+        self._request = request
+        self._request_json = request_json
+        self.opening = opening
+        """Where it attaches: its strand is there, once it is open."""
+        self.kind = seats.label.kind
+        """The kind that a rule says of its request; None if none does."""
+        self._seats = seats
+        self._affinity_key = affinity_key
+        self._services = services
+        self._wants_support = wants_support
+        self._cache_salt = cache_salt
+        self._trace = trace
+        self._requested_at = services.clock.wall()
+        self.capabilities: Capabilities
+        """Those of the engine, as they are when the turn is opened."""
+        self.is_open = False
+        """Whether it has its place and its prompt."""
+        self.attachment: Attachment
+        """The place where it attaches, once it is open."""
+        self.prompt: Prompt
+        """Its prompt, once it is open."""
+        self.params = request.params
+        """The effective parameters of its sampling, once they are granted."""
+        self._forced: Grammar | None = None
+        self.sampled: SampledTurn | None = None
+        """Its tokens, once they are all there and checked, and parsed."""
+        self._parsed: ParsedReply
+        self._written: EngineReply | None = None
+        self._made: CommittedTurn | None = None
+        self.policy = ""
+        """The model that samples, as its engine calls it; empty before the engine is asked."""
+        self._ends_early = False
+        self._has_sampled = False
+        self.node_id: int | None = None
+        """Its node in the session, once it is kept."""
+        self.rewrites: tuple[AppliedRewrite, ...] = ()
+        """The changes to what its client sent, once it is kept."""
+        self.discarded: tuple[CommittedTurn, ...] = ()
+        """The turns that its commit took out of the history."""
+
+    def __repr__(self) -> str:
+        return f"<TurnRun {self.request_id}>"
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Tokens that its prompt adds to its line, once it is open."""
+        return len(self.prompt.new_ids) - self.prompt.num_trimmed
+
+    def end_early(self) -> bool:
+        """Sample nothing if it has not begun to. Returns whether that ends it now, without the engine's knowing."""
+        was_left = not self._ends_early and not self._has_sampled
+        self._ends_early = True
+        return was_left
+
+    async def open(self) -> None:
+        """Find the turn's place, and make the ids of its prompt. Changes nothing of the session."""
+        self.capabilities = self._services.engine.capabilities
+        attachment = await self.opening.position()
+        prompt = await self.opening.render(attachment)
+        if self.opening.tool_choice.forces:
+            self._forced = await self.opening.forced_grammar(prompt)
+        tokenization, stage = self.opening.tokenization, Stage.RENDER
+        if tokenization is not None and tokenization.began_at is not None:
+            self.stages.mark(Stage.RENDER, tokenization.began_at)
+            stage = Stage.TOKENIZE
+        self.stages.mark(stage, self._services.clock.monotonic())
+        self.attachment, self.prompt, self.is_open = attachment, prompt, True
+
+    def grant(self, remaining: Remaining) -> None:
+        """Settle the parameters: the request's, with the reply's constraints and the tokens that are left."""
+        request, prompt, capabilities = self._request, self.prompt, self.capabilities
+        num = max_tokens(request, prompt, remaining, self._services.over_budget, part=self.opening.prompt_blame)
+        grammar = asked = request.params.grammar
+        if asked is not None or self._forced is not None:
+            grammar = held_grammar(
+                asked,
+                self._forced,
+                None if asked is None else self.opening.before_answer(prompt),
+                Holder(engine=capabilities.engine, kinds=capabilities.grammars, parses=capabilities.parses),
+            )
+        num_least = request.params.min_tokens if num is None else min(request.params.min_tokens, num)
+        over = capabilities.repetition_over if request.params.repetition_penalty != 1.0 else RepetitionOver.LINE
+        granted, params = (grammar, num, num_least, self._wants_support, over), request.params
+        if granted != (asked, params.max_tokens, params.min_tokens, params.support, params.repetition_over):
+            self.params = replace(
+                request.params,
+                grammar=grammar,
+                max_tokens=num,
+                min_tokens=num_least,
+                support=self._wants_support,
+                repetition_over=over,
+                top_k=supported_top_k(request.params, capabilities.max_support_top_k if self._wants_support else None),
+            )
+
+    async def sample(self) -> None:
+        """Sample, validate and parse chunk by chunk, feeding the watchers. Raises UpstreamError and its kin.
+
+        From the check for an early end to the engine's taking the request there is no await: no abort falls between.
+        """
+        services, params, request, prompt = self._services, self.params, self._request, self.prompt
+        capabilities, weights = self.capabilities, self._services.weights
+        tools = self.opening.context.tools if capabilities.parses else ()
+        is_held = bool(tools) and is_held_by_engine(tools, self.opening.tool_choice)
+        self.policy, num_changes = capabilities.policy or capabilities.model, weights.num_changes
+        salt = None if weights.version is None else self._cache_salt.of(weights.version, capabilities.salt_policies)
+        collector = TurnCollector(
+            vocab_size=capabilities.vocab_size,
+            max_tokens=params.max_tokens,
+            num_prompt=prompt.num_tokens,
+            logprobs_kind=reported_kind(capabilities.logprobs, params, is_forced=is_held),
+            weight_version=weights.version,
+            cached_from=salt,
+        )
+        parser: Parser | None = None
+        generate = GenerateRequest(
+            request_id=self.request_id,
+            prompt=prompt,
+            params=params,
+            chat=request if isinstance(request, ChatRequest) else None,
+            affinity_key=self._affinity_key,
+            streams=request.reply.stream,
+            routing=request.routing,
+            cache_salt=salt,
+            trace=self._trace,
+        )
+        try:
+            async with aclosing(_nothing() if self._ends_early else services.engine.generate(generate)) as chunks:
+                async for chunk in chunks:
+                    self.meter.sampled(chunk.num_sampled, services.clock.monotonic(), chunk.unasked_replay)
+                    taken = collector.add(chunk)
+                    written = taken.reply or taken.written
+                    if written is None:
+                        parser = parser or self.opening.parser(params, self.request_id, prompt)
+                        await self._read(parser, taken)
+                    else:
+                        self._written = taken.reply
+                        if request.spelling.keeps_engine_id:
+                            self.reply_id = written.id
+                        if request.reply.stream:  # else nobody reads it in pieces
+                            self.buffer.push(written.delta, taken)
+        except ContextLengthExceeded as error:
+            raise error.of(self.opening.prompt_blame) from error  # an engine does not know which of several it is
+        except InvalidRequest as error:
+            if error.blame is None and params.grammar is not None:  # the engine does not know where it came from
+                error.blame = Blame(RequestPart.TOOLS if request.params.grammar is None else RequestPart.GRAMMAR)
+            raise
+        finally:
+            self._has_sampled = True
+        self._end_reply(collector, parser, num_changes)
+
+    def _end_reply(self, collector: TurnCollector, parser: Parser | None, num_changes: int) -> None:
+        """Check and parse the end of what was sampled since the weights had changed `num_changes` times. Raises
+        UpstreamInvalid."""
+        weights = self._services.weights
+        is_over = num_changes % 2 or num_changes != weights.num_changes
+        sampled = collector.result(MixedWeights(oldest=weights.oldest_since(num_changes)) if is_over else None)
+        weights.num_mixed_turns += sampled.mixed is not None
+        now, times, stages = self._services.clock.monotonic(), sampled.times, self.stages
+        if times is not None:
+            stages.mark(Stage.QUEUE, times.admitted)
+            stages.mark(Stage.PREFILL, times.first_token)
+        stages.mark(Stage.DECODE_TOKENS, now if times is None else times.finished)
+        stages.mark(Stage.VALIDATE, now)
+        if self._written is not None:
+            self._parsed = ParsedReply(message=self._written.message)
+        elif parser is not None:
+            rest, self._parsed = parser.finish(sampled.finish)
+            self.buffer.push(rest)
+        else:  # its engine has streamed it
+            self._parsed = ParsedReply(message=self.buffer.message)
+        self.sampled = sampled
+
+    def echo(self, node_id: int) -> ChatReply | None:
+        """The reply to a request that ends with this turn's, if that is its strand's last and the request takes no
+        message for it; else None."""
+        request, last = self._request, self.opening.strand.history.latest
+        if last is None or last.id != node_id or not isinstance(request, ChatRequest) or not request.takes_echo:
+            return None
+        return self.empty_reply(last)
+
+    def empty_reply(self, last: Node | None = None) -> ChatReply:
+        """A reply for which nothing was sampled, after the line that ends with `last`; None: after nothing."""
+        services, params, stages_s = self._services, self._request.params, self.stages.durations_s()
+        created, model = services.clock.wall(), services.engine.capabilities.model
+        return empty_reply(self.reply_id, created=created, model=model, params=params, stages_s=stages_s, last=last)
+
+    async def _read(self, parser: Parser, chunk: Chunk) -> None:
+        """Feed the watchers with what a chunk says: at once, or a long one in parts between which the loop goes on."""
+        if len(chunk.ids) <= READ_AT_ONCE:
+            self.buffer.push(parser.feed(chunk.ids), chunk)
+            return
+        async for delta, part in self._services.share.pieces((parser.feed(one.ids), one) for one in parts_of(chunk)):
+            self.buffer.push(delta, part)
+
+    def commit(self, *, is_kept: bool) -> ChatReply:
+        """The turn's reply; where `is_kept`, add the turn to its session. Raises SessionInvariant."""
+        sampled, prompt, attachment = self.sampled, self.prompt, self.attachment
+        assert sampled is not None, "a turn is sampled before it is committed"
+        self.stages.mark(Stage.COMMIT, self._services.clock.monotonic())
+        now = self._services.clock.wall() if self._made is None else self._made.committed_at
+        capabilities = self.capabilities
+        if is_kept:
+            turn, strand = self._made or self._make(sampled, now), self.opening.strand
+            assert self._seats.strands is not None, "a turn without a session is not kept"
+            request = self._request if isinstance(self._request, ChatRequest) else None
+            node, replaced = self._seats.strands.commit(strand, attachment, turn, prompt, self._seats.label, request)
+            self.node_id, self.rewrites = node.id, turn.rewrites
+            if replaced:
+                self.discarded = tuple(gone.turn for gone in replaced)
+            untrack(node.tracked_parts)
+        return ChatReply(
+            id=self.reply_id,
+            created=int(now),
+            model=capabilities.model,
+            prompt=prompt,
+            params=self.params,
+            parsed=self._parsed,
+            sampled=sampled,
+            usage=Usage(
+                num_prompt=prompt.num_tokens,
+                num_completion=len(sampled.ids),
+                num_cached=sampled.num_cached_tokens,
+                num_reasoning=self._parsed.num_reasoning_tokens,
+            ),
+            written=self._written,
+            stages_s=self.stages.durations_s(),
+            fills_context=prompt.num_tokens + len(sampled.ids) >= (capabilities.max_context_tokens or math.inf),
+        )
+
+    def made(self) -> CommittedTurn:
+        """The turn as it will be kept, for a store that has to have it first. From here on it is settled."""
+        assert self.sampled is not None, "a turn is sampled before it is made"
+        self._made = self._make(self.sampled, self._services.clock.wall())
+        return self._made
+
+    def stored(self) -> None:
+        """Say that the turn that was made is durable."""
+        self.stages.mark(Stage.STORE, self._services.clock.monotonic())
+
+    def _make(self, sampled: SampledTurn, now: float) -> CommittedTurn:
+        opening, prompt, attachment = self.opening, self.prompt, self.attachment
+        params, tool_choice, request_json = self.params, opening.tool_choice, self._request_json
+        if attachment.parent is not None:
+            before = attachment.parent.turn
+            # One object for all turns that have an equal one, as most turns of a session do.
+            params = before.params if before.params == params else params
+            tool_choice = before.tool_choice if before.tool_choice == tool_choice else tool_choice
+            request_json = before.request_json if before.request_json == request_json else request_json
+        return CommittedTurn(
+            request_id=self.request_id,
+            new_prompt_ids=prompt.new_ids,
+            num_trimmed=prompt.num_trimmed,
+            sampled=sampled,
+            status=STATUS_OF[sampled.finish.reason],
+            messages=attachment.new_messages,
+            reply=self._parsed,
+            params=params,
+            asked=opening.asked,
+            tool_choice=tool_choice,
+            parallel_tool_calls=opening.parallel_tool_calls,
+            reply_id=self.reply_id,
+            context=opening.context,
+            request_json=request_json,
+            rewrites=opening.rewrites,
+            policy=self.policy,
+            requested_at=self._requested_at,
+            committed_at=now,
+            stages=self.stages,
+            trace_id="" if self._trace is None else self._trace.trace_id,
+        )
+
+
+def max_tokens(
+    request: TurnRequest, prompt: Prompt, remaining: Remaining, over_budget: OverBudget, *, part: Blame
+) -> int | None:
+    """The most tokens that the engine may sample; None leaves it to the engine. `remaining` counts the prompt, which
+    is the `part` of the request.
+
+    Without a `max_tokens`, it is what context and session both leave. A `max_tokens` above what the context leaves is
+    refused or clamped, as the server is set; one above what the session leaves is always clamped, since its limit is
+    not the caller's. Raises ContextLengthExceeded, or BudgetSpent if the session leaves nothing.
+    """
+    wanted, room = request.params.max_tokens, remaining.context_tokens
+    if room is not None and (room < 1 or (over_budget is OverBudget.REFUSE and (wanted or 1) > room)):
+        raise ContextLengthExceeded(
+            num_prompt_tokens=prompt.num_tokens,
+            max_tokens=wanted,
+            max_context_tokens=room + prompt.num_tokens,
+            prompt=part,
+        )
+    if remaining.session_tokens is not None and remaining.session_tokens < 1:
+        raise BudgetSpent(
+            Limit.SESSION_TOKENS,
+            f"A prompt of {prompt.num_tokens} tokens leaves nothing of what this session may have (max_total_tokens).",
+        )
+    most = wanted
+    for limit in (room, remaining.session_tokens):
+        if limit is not None and (most is None or limit < most):
+            most = limit
+    return most
+
+
+def supported_top_k(params: SamplingParams, most: int | None) -> int:
+    """The `top_k` of a turn whose engine reports supports up to a `top_k` of `most` alone; None asks nothing of it.
+
+    Sampling that top_p or min_p alone cuts off gets `most`, which its row says. Raises InvalidRequest for a larger one.
+    """
+    if most is None or not (is_truncated(params) and params.temperature >= GREEDY_BELOW):
+        return params.top_k
+    if params.top_k > most:
+        raise InvalidRequest(
+            f"top_k must be at most {most} here, not {params.top_k}: the session keeps which ids could be sampled, and"
+            " the engine reports them up to that.",
+            blame=Blame(RequestPart.SAMPLING, path=("top_k",)),
+        )
+    return params.top_k or most
+
+
+async def _nothing() -> AsyncGenerator[Chunk, None]:
+    """The generation of a turn that was aborted before it reached the engine."""
+    yield Chunk(ids=(), logprobs=(), finish=Finish(reason=FinishReason.ABORT))
