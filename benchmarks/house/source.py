@@ -14,10 +14,7 @@ NO_CODE = {
 
 PARTS: Mapping[str, tuple[str, ...]] = {
     "embedded": ("embedded", "engine/embedded"),
-    "cluster": (
-        "deploy", "http/all_servers", "http/nodes", "http/ownership", "http/shared_parts", "http/workers",
-        "store/postgres",
-    ),
+    "cluster": ("cluster",),
     "console": ("console", "http/console_page", "http/console_routes"),
     "weights": ("dialects/weight_commands", "http/weight_routes", "session/weight_sync"),
     "otel": ("http/traces",),

@@ -3,13 +3,13 @@
 import re
 from pathlib import Path
 
+from stenograph.cluster.shared_store import OWNER_METRICS
+from stenograph.cluster.worker import WORKER_METRICS
 from stenograph.http.metric_table import METRICS, Metric
 from stenograph.http.metrics import Metrics
-from stenograph.http.shared_store import OWNER_METRICS
 from stenograph.http.store_metrics import STORE_METRICS
 from stenograph.http.traces.tracing import TRACE_METRICS
 from stenograph.http.weight_metrics import WEIGHT_METRICS
-from stenograph.http.workers.worker import WORKER_METRICS
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 

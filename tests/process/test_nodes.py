@@ -23,9 +23,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from stenograph.cluster.postgres.connection import connect
+from stenograph.cluster.postgres.owner import pause
 from stenograph.core.clock import SystemClock
-from stenograph.store.postgres.connection import connect
-from stenograph.store.postgres.owner import pause
 from stenograph.testing.standins.postgres_server import PostgresServer, postgres_server, programs
 from stenograph.testing.standins.sglang_server import SGLangServer
 from stenograph.testing.tiny.llama import write_tiny_folder

@@ -21,12 +21,12 @@ import yaml
 
 from stenograph.cli.main import main
 from stenograph.cli.settings_table import SETTINGS, load_settings
+from stenograph.cluster.worker import WORKER_METRICS
 from stenograph.http.metric_table import METRICS, MetricType
 from stenograph.http.metrics import Metrics
 from stenograph.http.store_metrics import STORE_METRICS
 from stenograph.http.traces.tracing import TRACE_METRICS
 from stenograph.http.weight_metrics import WEIGHT_METRICS
-from stenograph.http.workers.worker import WORKER_METRICS
 from stenograph.testing.tiny.llama import write_tiny_folder
 
 ROOT = Path(__file__).parents[2]

@@ -42,7 +42,7 @@ def parts_of(loaded: set[str]) -> set[str]:
         for part, prefixes in PARTS.items()
         for name in loaded
         if any(name == prefix or name.startswith(f"{prefix}/") for prefix in prefixes)
-        if name not in ("embedded", "embedded/settings", "deploy", "deploy/exit_with")
+        if name not in ("embedded", "embedded/settings")
     }
 
 
@@ -71,12 +71,12 @@ def test_the_default_server_loads_no_client_of_engines(tiny: Path, children: Chi
 
 def test_the_parent_of_workers_imports_for_all_of_them() -> None:
     program = (
-        "import sys; from stenograph.deploy.workers import load_parts; from stenograph.http.settings import Settings\n"
+        "import sys; from stenograph.cluster.parent import load_parts; from stenograph.http.settings import Settings\n"
         "load_parts(Settings(engine='vllm', dialects=('gemini',))); print(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
-    named = {"http.workers.worker", "engine.vllm.adapter", "engine.http.engine", "dialects.gemini.dialect"}
+    named = {"cluster.worker", "engine.vllm.adapter", "engine.http.engine", "dialects.gemini.dialect"}
     assert {f"stenograph.{name}" for name in named} <= loaded
     assert not {"stenograph.dialects.anthropic.dialect", "stenograph.engine.sglang.chat"} & loaded
 

@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from stenograph.cluster.shared_store import SharedDatabase
 from stenograph.core.chat import TurnRequest
 from stenograph.core.clock import Clock, SystemClock
 from stenograph.core.stages import StageTimes
@@ -159,6 +160,7 @@ async def running(
         spoken=replace(spoken, turns=(*spoken.turns, *also), counters=(*spoken.counters, *counters)),
         store=store,
         mark=mark,
+        shared=SharedDatabase(made) if store is not None and store.is_shared else None,
     )
     ready = asyncio.Event()
     config = uvicorn_config(app, made)

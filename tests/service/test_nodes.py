@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from stenograph.cli.main import main
+from stenograph.cluster.postgres.connection import Lane
+from stenograph.cluster.postgres.schema import prepare
+from stenograph.cluster.postgres.server import PostgresRows
+from stenograph.cluster.postgres.store import PostgresStore
 from stenograph.core.clock import SystemClock
 from stenograph.http.listen import listen, url_of
-from stenograph.store.postgres.connection import Lane
-from stenograph.store.postgres.schema import prepare
-from stenograph.store.postgres.server import PostgresRows
-from stenograph.store.postgres.store import PostgresStore
 from stenograph.testing.standins.clock import ManualClock
 from stenograph.testing.standins.postgres_server import postgres_server, programs
 from stenograph.testing.standins.shared_rows import MemoryRows, SharedTables

@@ -18,10 +18,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from stenograph.store.postgres.schema import prepare
-from stenograph.store.postgres.server import PostgresRows
-from stenograph.store.postgres.shared_rows import SharedRows
-from stenograph.store.postgres.store import PostgresStore
+from stenograph.cluster.postgres.schema import prepare
+from stenograph.cluster.postgres.server import PostgresRows
+from stenograph.cluster.postgres.shared_rows import SharedRows
+from stenograph.cluster.postgres.store import PostgresStore
 from stenograph.testing.standins.clock import ManualClock
 from stenograph.testing.standins.postgres_server import postgres_server, programs
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine

@@ -21,16 +21,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stenograph.cluster.postgres.connection import Lane, connect
+from stenograph.cluster.postgres.schema import SCHEMA, check_connections, check_schema, prepare
+from stenograph.cluster.postgres.server import NUM_CONNECTIONS, PostgresRows
+from stenograph.cluster.postgres.shared_rows import Claimed, EndMove, SharedRows
+from stenograph.cluster.postgres.store import OwnedTail, PostgresStore
 from stenograph.core.clock import Clock, SystemClock
 from stenograph.core.errors import SessionElsewhere, StartupError, StenographError, StorageUnavailable
 from stenograph.core.types import SessionId
 from stenograph.store.codec.rows import COMMIT, HEAD_BYTES, OPENED, OUTCOME, Totals, row_body, row_digest
 from stenograph.store.groups import NewRow, NewSession
-from stenograph.store.postgres.connection import Lane, connect
-from stenograph.store.postgres.schema import SCHEMA, check_connections, check_schema, prepare
-from stenograph.store.postgres.server import NUM_CONNECTIONS, PostgresRows
-from stenograph.store.postgres.shared_rows import Claimed, EndMove, SharedRows
-from stenograph.store.postgres.store import OwnedTail, PostgresStore
 from stenograph.testing.standins.clock import ManualClock
 from stenograph.testing.standins.postgres_server import USER, PostgresServer, postgres_server, programs
 from stenograph.testing.standins.shared_rows import MemoryRows, SharedTables

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from stenograph.cluster.postgres.owner_name import OwnerName
+from stenograph.cluster.postgres.store import PostgresStore
 from stenograph.core.clock import SystemClock
 from stenograph.core.types import SessionId
-from stenograph.store.postgres.owner_name import OwnerName
-from stenograph.store.postgres.store import PostgresStore
 from stenograph.testing.standins.shared_rows import MemoryRows, SharedTables
 from stenograph.text.renderer import Renderer
 

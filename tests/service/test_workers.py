@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from stenograph.http.workers.peer_connection import DELIVERED, GREETING
+from stenograph.cluster.peer_connection import DELIVERED, GREETING
 from stenograph.testing.standins.scripted_engine import ScriptedEngine
 from stenograph.text.renderer import Renderer
 

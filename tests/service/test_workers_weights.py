@@ -12,14 +12,14 @@ import aiohttp
 import pytest
 from msgspec import structs
 
+from stenograph.cluster.place import WorkerPlace
+from stenograph.cluster.state_file import StateFile
 from stenograph.core.clock import SystemClock
 from stenograph.core.errors import EngineUnavailable
 from stenograph.core.weights import ControlAnswer, WeightCommand
 from stenograph.engine.settings import EngineKind
 from stenograph.http.engines import make_engine
 from stenograph.http.settings import Settings
-from stenograph.http.workers.place import WorkerPlace
-from stenograph.http.workers.state_file import StateFile
 from stenograph.offload.body_slots import BodySlots
 from stenograph.testing.standins.planned_server import AskedRequest
 from stenograph.testing.standins.planned_server import ReplyScript as Reply

@@ -12,6 +12,12 @@ from typing import Any
 
 import aiohttp
 
+from stenograph.cluster.place import WorkerPlace
+from stenograph.cluster.postgres.shared_rows import SharedRows
+from stenograph.cluster.postgres.store import PostgresStore
+from stenograph.cluster.shared_capacity import CapacityPage
+from stenograph.cluster.shared_store import SharedDatabase
+from stenograph.cluster.worker import Worker
 from stenograph.core.clock import Clock, SystemClock
 from stenograph.engine.base import Engine, GenerateRequest
 from stenograph.http.app import make_app
@@ -19,15 +25,10 @@ from stenograph.http.listen import listen, url_of
 from stenograph.http.server import Server, uvicorn_config
 from stenograph.http.settings import Settings
 from stenograph.http.storage import opened_store
-from stenograph.http.workers.place import WorkerPlace
-from stenograph.http.workers.shared_capacity import CapacityPage
-from stenograph.http.workers.worker import Worker
 from stenograph.offload.pool import CpuPool
 from stenograph.session.manager import SessionManager
 from stenograph.store.base import SessionStore
 from stenograph.store.folder import DataFolder
-from stenograph.store.postgres.shared_rows import SharedRows
-from stenograph.store.postgres.store import PostgresStore
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 from stenograph.testing.standins.shared_rows import MemoryRows, SharedTables
 from stenograph.text.renderer import Renderer
@@ -137,6 +138,7 @@ async def serving(
             clock=SystemClock(),
             moe_shape=(2, 2),
             store=store,
+            shared=None if database is None else SharedDatabase(made),
             worker=worker,
         )
         if starts:

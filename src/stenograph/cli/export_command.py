@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
+from stenograph.cli.places import Look, StorePlace, looks_at
 from stenograph.cli.store_commands import read_session
 from stenograph.cli.whole_file import new_file, write_file
 from stenograph.core.clock import SystemClock
@@ -31,7 +32,6 @@ from stenograph.model.files import load_model_files
 from stenograph.model.progress import Progress
 from stenograph.session.facts import line_drift, session_facts
 from stenograph.session.session import Session
-from stenograph.store.places import Look, StorePlace, looks_at
 from stenograph.text.renderer import Renderer
 from stenograph.trajectory.commits import ModelMark
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from stenograph.cli.export_command import ExportOptions, export_folder
+from stenograph.cli.places import looks_at
 from stenograph.cli.served_page import served_session, write_page
 from stenograph.cli.session_calls import ServerCalls
 from stenograph.cli.settings_table import load_settings
@@ -29,7 +30,6 @@ from stenograph.model.fetch import resolve_model
 from stenograph.model.files import load_model_files
 from stenograph.model.progress import Progress, StreamProgress
 from stenograph.session.facts import line_drift
-from stenograph.store.places import looks_at
 
 EXIT_WRITTEN = 0
 

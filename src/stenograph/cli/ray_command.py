@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TextIO
 
 from stenograph.cli.settings_table import SETTINGS, given_settings, load_settings
+from stenograph.cluster.ray import NodeState, report, start, stop
 from stenograph.core.errors import StartupError
-from stenograph.deploy.ray import NodeState, report, start, stop
 
 EXIT_ALL_RUN = 0
 EXIT_SOME_MISSING = 1

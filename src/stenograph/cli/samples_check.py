@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from stenograph.cli.places import Look, StorePlace, looks_at
 from stenograph.cli.store_commands import EXIT_FAULTS, EXIT_WHOLE, check_folder, restored
 from stenograph.core.errors import SessionDamaged, StartupError
 from stenograph.core.types import SessionId
@@ -17,7 +18,6 @@ from stenograph.export.custody import DigestChain
 from stenograph.export.sample_check import KeptTurns, Trained, sample_faults
 from stenograph.export.sample_files import FiledSample, NoSampleFile, sample_file
 from stenograph.model.progress import Progress, StreamProgress
-from stenograph.store.places import Look, StorePlace, looks_at
 
 
 def check(options: dict[str, Any]) -> int:

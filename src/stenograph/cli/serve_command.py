@@ -13,13 +13,15 @@ from typing import Any
 import uvloop
 
 from stenograph.cli.commands import EXIT_INTERRUPTED
+from stenograph.cli.exit_with import stop_with
 from stenograph.cli.logs import logged, logging_to_stderr, progress_of
 from stenograph.cli.settings_table import CommandSettings
 from stenograph.core.loaded import entry
-from stenograph.deploy.exit_with import stop_with
 from stenograph.engine.settings import EngineKind
 from stenograph.http.listen import listen
 from stenograph.model.fetch import resolve_model
+
+SHARED_STORAGE = "stenograph.cluster.shared_store:SharedDatabase"
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +40,7 @@ def _serve(settings: CommandSettings) -> int:
         log.info("loading the model %s from %s, for the engine %s", settings.model, path, settings.engine)
         if settings.workers > 1:
             listener.close()  # each worker has a socket of its own on the port
-            ended_by = entry("stenograph.deploy.workers:serve_workers")(
+            ended_by = entry("stenograph.cluster.parent:serve_workers")(
                 settings,
                 announce=_announce,
                 progress=progress,
@@ -46,8 +48,9 @@ def _serve(settings: CommandSettings) -> int:
             )
         else:
             run = entry("stenograph.http.app:serve")
+            shared = entry(SHARED_STORAGE)(settings) if settings.store is not None else None
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                ended_by = runner.run(run(listener, settings, announce=_announce, progress=progress))
+                ended_by = runner.run(run(listener, settings, announce=_announce, progress=progress, shared=shared))
     return EXIT_INTERRUPTED if ended_by is signal.SIGINT else 0
 
 

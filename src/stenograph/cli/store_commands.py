@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
+from stenograph.cli.places import Look, StorePlace, looks_at
 from stenograph.core.errors import SessionDamaged, StartupError, StorageUnavailable
 from stenograph.core.types import SessionId
 from stenograph.model.progress import Progress
@@ -17,7 +18,6 @@ from stenograph.session.session import Session
 from stenograph.session.shelf import shelved
 from stenograph.store.base import SessionColumns, StoredSession, StoredSummary
 from stenograph.store.codec.rows import RowDamaged
-from stenograph.store.places import Look, StorePlace, looks_at
 from stenograph.trajectory.commits import ModelMark
 from stenograph.trajectory.matching import MATCHERS, HarnessMatcher, Matcher
 from stenograph.trajectory.turn import Node

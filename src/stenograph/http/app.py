@@ -34,7 +34,7 @@ from stenograph.http.lifecycle import keep_house, start_engine
 from stenograph.http.listen import url_of
 from stenograph.http.metrics import Metrics
 from stenograph.http.mounts import App
-from stenograph.http.processes import OtherServers, ProcessPlace, ServingWorker
+from stenograph.http.processes import ServingWorker, SharedStorage
 from stenograph.http.rule_files import check_files, side_rules_of
 from stenograph.http.server import run_uvicorn
 from stenograph.http.settings import Settings
@@ -67,8 +67,6 @@ from stenograph.trajectory.matching import load_matcher
 log = logging.getLogger(__name__)
 
 OPENAPI = "stenograph.http.openapi.document:document_of"
-OTHER_NODES = "stenograph.http.shared_store:other_nodes"
-WORKER = "stenograph.http.workers.worker:Worker"
 TRACING = "stenograph.http.traces.tracing:opened_tracing"
 
 
@@ -130,20 +128,21 @@ def make_app(
     spoken: Spoken | None = None,
     store: SessionStore | None = None,
     mark: ModelMark | None = None,
+    shared: SharedStorage | None = None,
     worker: ServingWorker | None = None,
 ) -> tuple[App, SessionManager]:
     """The application around an engine, and the manager that has to be drained at its end. Raises StartupError.
 
     `spoken` is what it speaks with clients; None: what the settings say.
-    Sessions are kept in `store`, by the `mark` of the model; None: in memory alone. `worker` is the process among
-    several; None: the server has one.
+    Sessions are kept in `store`, by the `mark` of the model; None: in memory alone. `shared` is the storage that
+    `store` is of, where other servers share it. `worker` is the process among several; None: the server has one.
     """
     metrics, share, body_slots = Metrics(version=__version__), LoopShare(), body_slots or BodySlots(settings.body_slots)
     services = _services(settings, engine, renderer, pool, share, clock)
     spoken = spoken or spoken_by(settings, renderer, model)
     manager = _make_manager(settings, services, metrics, store, mark or ModelMark(name=model), worker)
     doorman = Doorman(api_keys=settings.api_key, manager=manager, admin_keys=settings.admin_key)
-    nodes = _other_nodes(settings, manager, metrics, store, worker)
+    nodes = shared.others(manager, metrics, store, worker.place if worker else None) if shared and store else None
     openings = KeyedOpenings(manager, worker.opened_elsewhere(has_store=store is not None) if worker else None)
     sync = _weight_sync(engine, services, manager, metrics, worker)
     instance_id = worker.place.instance_id if worker else uuid.uuid4().hex
@@ -196,20 +195,6 @@ def _tracing(settings: Settings, engine: Engine, clock: Clock, metrics: Metrics)
         return None
     opened: RouteTracing = entry(TRACING)(settings.otlp_endpoint, engine=engine, clock=clock, metrics=metrics)
     return opened
-
-
-def _other_nodes(
-    settings: Settings,
-    manager: SessionManager,
-    metrics: Metrics,
-    store: SessionStore | None,
-    worker: ServingWorker | None,
-) -> OtherServers | None:
-    """The other servers, where the store is a database that they share."""
-    if store is None or not store.is_shared:
-        return None
-    nodes: OtherServers = entry(OTHER_NODES)(settings, manager, metrics, store, worker.place if worker else None)
-    return nodes
 
 
 def _weight_sync(
@@ -348,11 +333,17 @@ def load_model(settings: Settings, clock: Clock, progress: Progress) -> LoadedMo
 
 
 async def serve(
-    listener: socket.socket, settings: Settings, *, announce: Callable[[str], None], progress: Progress
+    listener: socket.socket,
+    settings: Settings,
+    *,
+    announce: Callable[[str], None],
+    progress: Progress,
+    shared: SharedStorage | None = None,
 ) -> signal.Signals | None:
     """Run the server until SIGTERM or SIGINT, and return which it was; raises StorageLost if its store has failed.
 
-    `announce` gets one line when it is ready, `progress` long work before. Raises StartupError if it does not start.
+    `announce` gets one line when it is ready, `progress` long work before; `shared` is the storage of `--store`. Raises
+    StartupError if it does not start.
     """
     clock = SystemClock()
     check_files(settings)
@@ -361,7 +352,7 @@ async def serve(
         async def loaded() -> LoadedModel:
             return await asyncio.to_thread(load_model, settings, clock, progress)
 
-        return await serve_on(listener, settings, loaded, folder, clock=clock, announce=announce)
+        return await serve_on(listener, settings, loaded, folder, clock=clock, announce=announce, shared=shared)
 
 
 async def serve_on(
@@ -372,18 +363,25 @@ async def serve_on(
     *,
     clock: Clock,
     announce: Callable[[str], None],
-    place: ProcessPlace | None = None,
+    shared: SharedStorage | None = None,
+    worker: ServingWorker | None = None,
 ) -> signal.Signals | None:
     """Serve until a signal comes, and return it; raises StorageLost if the store of `folder` has failed.
 
-    `place` is that of this process among several; None: the server has one.
+    `shared` is the storage of `--store`. `worker` is this process among several; None: the server has one.
     """
     failed = asyncio.Event()
-    address = url_of(listener)
-    async with opened_store(settings, folder, place, address=address, on_failed=lambda _: failed.set()) as store:
-        worker: ServingWorker | None = None if place is None else entry(WORKER)(place, settings)
+    opening = opened_store(
+        settings,
+        folder,
+        None if worker is None else worker.place,
+        address=url_of(listener),
+        on_failed=lambda _: failed.set(),
+        shared=shared,
+    )
+    async with opening as store:
         try:
-            args = (listener, settings, await loaded(), store, failed, worker)
+            args = (listener, settings, await loaded(), store, failed, shared, worker)
             ended_by = await _serve_model(*args, clock=clock, announce=announce)
         finally:
             if worker is not None:
@@ -399,6 +397,7 @@ async def _serve_model(
     loaded: LoadedModel,
     store: SessionStore | None,
     failed: asyncio.Event,
+    shared: SharedStorage | None,
     worker: ServingWorker | None,
     *,
     clock: Clock,
@@ -430,6 +429,7 @@ async def _serve_model(
             body_slots=body_slots,
             store=store,
             mark=model_mark(files),
+            shared=shared,
             worker=worker,
         )
         await start_engine(engine, manager)

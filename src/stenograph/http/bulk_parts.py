@@ -1,7 +1,7 @@
 """The pieces of an answer of many sessions: their ids in order, and each session's part of it.
 
 A server of one process makes every part itself (`OwnParts`); of several, each makes those of its own sessions
-(http/workers/all_parts.py). Knows nothing of the answer around the parts.
+(cluster/all_parts.py). Knows nothing of the answer around the parts.
 """
 
 import asyncio

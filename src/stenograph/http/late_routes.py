@@ -22,7 +22,6 @@ from stenograph.http.weight_routes import ModelInfoRoute, WeightRoutes
 from stenograph.session.services import TurnServices
 from stenograph.session.weight_sync import WeightSync
 
-SHARED_PARTS = "stenograph.http.shared_parts:SharedParts"
 HELD_RESPONSES = "stenograph.http.response_route:HeldResponses"
 CONSOLE = "stenograph.http.console_routes:ConsoleRoutes"
 
@@ -92,6 +91,5 @@ class LateRoutes:
 def _all_parts(own: OwnParts, nodes: OtherServers | None, worker: ServingWorker | None) -> SessionParts:
     """The sessions of all processes, for an answer of many."""
     if nodes is not None:
-        shared: SessionParts = entry(SHARED_PARTS)(own=own, nodes=nodes)
-        return shared
+        return nodes.parts(own)
     return own if worker is None else worker.all_parts(own)

@@ -1,6 +1,6 @@
 """The server at this moment, for the console: read at most twice a second, however many watch, written as JSON once.
 
-A server of several processes merges those of all (http/workers/all_moments.py).
+A server of several processes merges those of all (cluster/all_moments.py).
 """
 
 import asyncio

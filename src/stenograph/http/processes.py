@@ -4,6 +4,7 @@ A server of one process has none of it, and loads none of it.
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,7 +17,9 @@ from stenograph.dialects.base import Refusal, Refuse
 from stenograph.http.metrics import Metrics
 from stenograph.session.admission import Capacity, Limits
 from stenograph.session.keyed_openings import KeyedOpenings, OpenedElsewhere
+from stenograph.session.manager import SessionManager
 from stenograph.session.weight_sync import Followers, WeightSync
+from stenograph.store.base import SessionStore
 
 if TYPE_CHECKING:  # of routes that are loaded late
     from stenograph.http.bulk_parts import OwnParts, SessionParts
@@ -97,8 +100,30 @@ class OtherServers(Protocol):
         read."""
         ...
 
+    def parts(self, own: "OwnParts") -> "SessionParts":
+        """The sessions of all servers, its `own` among them."""
+        ...
+
+    def gathering(self, served: ASGIApp, app: "ServedApp") -> ASGIApp:
+        """An application, with the routes of all servers before it."""
+        ...
+
     async def aclose(self) -> None:
         """Close the connections to other servers."""
+        ...
+
+
+class SharedStorage(Protocol):
+    """The database of `--store`, which other servers share."""
+
+    def opened(self, address: str, place: ProcessPlace | None) -> AbstractAsyncContextManager[SessionStore]:
+        """The store of a server that listens at `address`, or of one of its workers. Raises StartupError."""
+        ...
+
+    def others(
+        self, manager: SessionManager, metrics: Metrics, store: SessionStore, place: ProcessPlace | None
+    ) -> OtherServers:
+        """The other servers that share the database of `store`; their metrics are registered."""
         ...
 
 

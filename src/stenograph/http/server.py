@@ -12,7 +12,6 @@ from collections.abc import Callable, Generator
 import uvicorn
 from starlette.types import ASGIApp
 
-from stenograph.core.loaded import entry
 from stenograph.engine.base import Engine
 from stenograph.http.connection import connections_of
 from stenograph.http.lifecycle import tell_of_lost_sessions, tell_of_readiness, tell_of_signal
@@ -26,8 +25,6 @@ YOUNG_OBJECTS = 5_000
 """Allocations between two runs of the garbage collector over its youngest objects. With Python's 700 it took 7 % of a
 small chat's CPU; a run takes hardly longer, because most of what was allocated has gone by then (docs/LOG.md)."""
 
-
-ALL_SERVERS = "stenograph.http.all_servers:AllServers"
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +100,7 @@ def uvicorn_config(app: App, settings: Settings, worker: ServingWorker | None = 
     guarded = WebGuard(app, settings, app.metrics, app.refuse)
     served: ASGIApp = guarded if worker is None else worker.gathering(guarded, app)
     if app.nodes is not None:
-        served = entry(ALL_SERVERS)(served, app.nodes, metrics=app.metrics, refuse=app.refuse)
+        served = app.nodes.gathering(served, app)
     config = uvicorn.Config(
         served,
         http=connections_of(settings, app.metrics, app.refuse) if worker is None else worker.connections(app),

@@ -13,9 +13,8 @@ from starlette.responses import Response
 
 from stenograph.core.errors import Forbidden, InvalidRequest, RouteNotFound, StorageUnavailable
 from stenograph.core.json_types import Count
-from stenograph.core.loaded import entry
 from stenograph.dialects.sessions import BackupRequest, decode_backup
-from stenograph.http.processes import ProcessPlace
+from stenograph.http.processes import ProcessPlace, SharedStorage
 from stenograph.http.route import All, Asking, Needs, route
 from stenograph.http.settings import Settings
 from stenograph.http.wire import json_response, read_json
@@ -25,8 +24,6 @@ from stenograph.store.base import SessionStore
 from stenograph.store.files import open_files
 from stenograph.store.folder import NUM_FILES, DataFolder, file_of, make_private
 from stenograph.trajectory.commits import ModelMark
-
-SHARED_STORE = "stenograph.http.shared_store:shared_store"
 
 
 @asynccontextmanager
@@ -48,14 +45,15 @@ async def opened_store(
     *,
     address: str,
     on_failed: Callable[[StorageUnavailable], None],
+    shared: SharedStorage | None = None,
 ) -> AsyncGenerator[SessionStore | None]:
-    """The store in a folder, of a worker the files that are its own, or that of `--store`; None without either.
+    """The store in a folder, of a worker the files that are its own, or that of `shared`; None without either.
 
     Raises StartupError. The server listens at `address`; `on_failed` is called when the store has failed for good.
     """
-    if settings.store is not None:
-        async with entry(SHARED_STORE)(settings, settings.store, address, place) as shared:
-            yield shared
+    if shared is not None:
+        async with shared.opened(address, place) as store:
+            yield store
         return
     if folder is None:
         yield None

@@ -33,8 +33,8 @@ TREE = {
     "export/samples.py": "from stenograph.trajectory import turn\nfrom stenograph.session.steps import Turn\n",
     "store/rows.py": "\nfrom stenograph.dialects.openai.chat import Chat\n",
     "engine/base.py": "def f():\n    from stenograph.dialects.openai import chat\n",
-    "session/turn.py": "from stenograph.store.postgres import lease\n",
-    "store/postgres/lease.py": "",
+    "session/turn.py": "from stenograph.cluster.postgres import lease\n",
+    "cluster/postgres/lease.py": "",
     "http/app.py": "import importlib\nmake = importlib.import_module('stenograph.console.page')\n",
     "cli/main.py": "from stenograph.console import page\n",
 }
@@ -68,10 +68,10 @@ def test_each_import_against_a_rule_is_found_with_its_line(tree: Path) -> None:
         "export is on trajectory alone": ["export/samples.py:2 imports session/turn"],
         "records are no client's protocol": ["store/rows.py:2 imports dialects/openai/chat"],
         "an engine knows no client's protocol": ["engine/base.py:2 imports dialects/openai/chat"],
-        "a session knows no other process": ["session/turn.py:1 imports store/postgres/lease"],
+        "a session knows no other process": ["session/turn.py:1 imports cluster/postgres/lease"],
         "the core imports no part": [
             "http/app.py:2 imports console/page",
-            "session/turn.py:1 imports store/postgres/lease",
+            "session/turn.py:1 imports cluster/postgres/lease",
         ],
     }
 

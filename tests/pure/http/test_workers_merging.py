@@ -5,8 +5,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stenograph.cluster.owners import FileOwners
 from stenograph.http.merging import engines, exposition, readiness, sums
-from stenograph.http.workers.owners import FileOwners
 
 
 @given(st.integers(1, 64), st.integers(0, 255))

@@ -1,4 +1,4 @@
-"""The database that nodes share, in memory: the same answers as `store/postgres/server.py`, for simulations.
+"""The database that nodes share, in memory: the same answers as `cluster/postgres/server.py`, for simulations.
 
 `SharedTables` is the database: each method is one statement, done whole. `MemoryRows` is a node's way to it, on which
 statements and answers can be held up and lost.
@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+from stenograph.cluster.postgres.shared_rows import Claimed, Deletion, EndMove, HeldBy
 from stenograph.core.types import SessionId
 from stenograph.store.base import StoredRow, StoredSession, StoredSummary
 from stenograph.store.codec.rows import HEAD_BYTES
 from stenograph.store.groups import NewRow, NewSession
-from stenograph.store.postgres.shared_rows import Claimed, Deletion, EndMove, HeldBy
 
 T = TypeVar("T")
 

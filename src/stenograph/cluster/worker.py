@@ -13,27 +13,27 @@ from prometheus_client.registry import Collector
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
+from stenograph.cluster.all_moments import AllMoments
+from stenograph.cluster.all_parts import AllParts
+from stenograph.cluster.forwarding import PATIENCE_S, Forwarded, ForwardingConnection
+from stenograph.cluster.gathering import Gathering, opened_elsewhere
+from stenograph.cluster.leased_owners import LeasedOwners
+from stenograph.cluster.nodes import Nodes
+from stenograph.cluster.other_workers import OtherWorkers
+from stenograph.cluster.owners import FIRST, Owners
+from stenograph.cluster.peer_connection import PeerConnection
+from stenograph.cluster.peer_routes import PeerRoutes
+from stenograph.cluster.peers import Peers
+from stenograph.cluster.place import WorkerPlace
+from stenograph.cluster.shared_capacity import CapacityPage, SharedCapacity
+from stenograph.cluster.state_file import StateFile
 from stenograph.core.errors import StenographError
 from stenograph.http.bulk_parts import OwnParts
 from stenograph.http.connection import connections_of
 from stenograph.http.engine_routes import EngineRoutes
 from stenograph.http.metric_table import Metric, MetricType
-from stenograph.http.nodes import Nodes
 from stenograph.http.processes import Board, ServedApp
 from stenograph.http.settings import Settings
-from stenograph.http.workers.all_moments import AllMoments
-from stenograph.http.workers.all_parts import AllParts
-from stenograph.http.workers.forwarding import PATIENCE_S, Forwarded, ForwardingConnection
-from stenograph.http.workers.gathering import Gathering, opened_elsewhere
-from stenograph.http.workers.leased_owners import LeasedOwners
-from stenograph.http.workers.other_workers import OtherWorkers
-from stenograph.http.workers.owners import FIRST, Owners
-from stenograph.http.workers.peer_connection import PeerConnection
-from stenograph.http.workers.peer_routes import PeerRoutes
-from stenograph.http.workers.peers import Peers
-from stenograph.http.workers.place import WorkerPlace
-from stenograph.http.workers.shared_capacity import CapacityPage, SharedCapacity
-from stenograph.http.workers.state_file import StateFile
 from stenograph.session.admission import Limits
 from stenograph.session.keyed_openings import KeyedOpenings, OpenedElsewhere
 from stenograph.session.weight_sync import WeightSync

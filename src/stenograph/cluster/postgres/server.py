@@ -9,12 +9,12 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from stenograph.cluster.postgres.connection import Lane
+from stenograph.cluster.postgres.shared_rows import Claimed, Deletion, EndMove, HeldBy
 from stenograph.core.types import SessionId
 from stenograph.store.base import StoredRow, StoredSession, StoredSummary
 from stenograph.store.codec.rows import HEAD_BYTES
 from stenograph.store.groups import NewRow, NewSession
-from stenograph.store.postgres.connection import Lane
-from stenograph.store.postgres.shared_rows import Claimed, Deletion, EndMove, HeldBy
 
 NUM_READERS = 3
 """Connections for everything but rows and leases."""

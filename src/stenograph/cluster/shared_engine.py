@@ -14,13 +14,13 @@ import sys
 import time
 from pathlib import Path
 
+from stenograph.cluster.place import WorkerPlace
+from stenograph.cluster.state_file import StateFile
 from stenograph.core.errors import StartupError
 from stenograph.embedded.wire import EVENTS, LoadFailed, read_frame
 from stenograph.http.app import LoadedModel
 from stenograph.http.embedded_engine import embedded_options
 from stenograph.http.settings import Settings
-from stenograph.http.workers.place import WorkerPlace
-from stenograph.http.workers.state_file import StateFile
 
 log = logging.getLogger(__name__)
 

@@ -8,13 +8,13 @@ from collections.abc import Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from stenograph.cluster.postgres.connection import Lane
+from stenograph.cluster.postgres.schema import check_schema
+from stenograph.cluster.postgres.server import PostgresRows
+from stenograph.cluster.postgres.shared_rows import DatabaseAway
 from stenograph.core.errors import StartupError, StorageUnavailable
 from stenograph.core.types import SessionId
 from stenograph.store.base import SessionColumns, StoredSession, StoredSummary
-from stenograph.store.postgres.connection import Lane
-from stenograph.store.postgres.schema import check_schema
-from stenograph.store.postgres.server import PostgresRows
-from stenograph.store.postgres.shared_rows import DatabaseAway
 
 T = TypeVar("T")
 

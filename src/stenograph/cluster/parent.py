@@ -31,22 +31,23 @@ from types import FrameType
 
 import uvloop
 
+from stenograph.cluster.place import WorkerPlace
+from stenograph.cluster.shared_capacity import CapacityPage
+from stenograph.cluster.shared_engine import SharedEngineProcess
+from stenograph.cluster.shared_store import SharedDatabase, prepare_database
+from stenograph.cluster.worker import Worker
 from stenograph.core.clock import SystemClock
 from stenograph.core.errors import StartupError, StorageLost
 from stenograph.core.loaded import entry
-from stenograph.deploy.shared_engine import SharedEngineProcess
 from stenograph.dialects.settings import DialectKind
 from stenograph.engine.settings import EngineKind
-from stenograph.http.app import WORKER, LoadedModel, load_model, serve_on
+from stenograph.http.app import LoadedModel, load_model, serve_on
 from stenograph.http.control_routes import LATE_ROUTES
 from stenograph.http.dialects import DIALECTS
 from stenograph.http.engines import load_engine
 from stenograph.http.listen import listen, url_of
 from stenograph.http.rule_files import check_files
 from stenograph.http.settings import Settings
-from stenograph.http.shared_store import prepare_database
-from stenograph.http.workers.place import WorkerPlace
-from stenograph.http.workers.shared_capacity import CapacityPage
 from stenograph.model.progress import Progress
 from stenograph.store.folder import DataFolder
 
@@ -93,7 +94,6 @@ def serve_workers(
 
 def load_parts(settings: Settings) -> None:
     """Import what each worker of these settings will use: their parent does it for all, before it forks."""
-    entry(WORKER)
     entry(LATE_ROUTES)
     load_engine(settings)
     for kind in settings.dialects:
@@ -371,7 +371,8 @@ class _Parent:
                 self._folder,
                 clock=SystemClock(),
                 announce=lambda _: say("ready\n"),
-                place=self._places[number],
+                shared=None if self._settings.store is None else SharedDatabase(self._settings),
+                worker=Worker(self._places[number], self._settings),
             )
 
         try:

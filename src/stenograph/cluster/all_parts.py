@@ -15,13 +15,13 @@ import numpy as np
 from msgspec.structs import replace
 from starlette.types import Scope
 
+from stenograph.cluster.owners import number_of
+from stenograph.cluster.peers import Peers
 from stenograph.core.errors import WorkerUnavailable
 from stenograph.dialects.sessions import BulkSamplesRequest
 from stenograph.export.group_rollouts import GroupRollout, RolloutFacts
 from stenograph.http.bulk_parts import SIZE_BYTES, OwnParts, Part, SessionParts, sized
 from stenograph.http.session_routes import REVISION_HEADER
-from stenograph.http.workers.owners import number_of
-from stenograph.http.workers.peers import Peers
 from stenograph.session.rollout_points import RolloutPoint
 from stenograph.session.selection import SessionFilter
 

@@ -13,6 +13,10 @@ from urllib.parse import parse_qsl, urlencode
 import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from stenograph.cluster.owners import number_of
+from stenograph.cluster.peer_connection import is_workers_own
+from stenograph.cluster.peer_routes import KEY_HEADER, OPENED_PATH
+from stenograph.cluster.peers import DROPPED, PeerAnswer, Peers
 from stenograph.core.errors import IdempotencyMismatch, StenographError, WorkerUnavailable
 from stenograph.core.loaded import entry
 from stenograph.core.types import SessionId
@@ -21,10 +25,6 @@ from stenograph.http.metrics import Metrics
 from stenograph.http.route import All, Asking, Reach
 from stenograph.http.route_table import rows
 from stenograph.http.wire import ClientGone, count_error, read_body, send_refusal
-from stenograph.http.workers.owners import number_of
-from stenograph.http.workers.peer_connection import is_workers_own
-from stenograph.http.workers.peer_routes import KEY_HEADER, OPENED_PATH
-from stenograph.http.workers.peers import DROPPED, PeerAnswer, Peers
 from stenograph.session.keyed_openings import OpenedElsewhere
 
 LOOK_S = 5.0

@@ -8,8 +8,8 @@ import pytest
 
 from stenograph.cli.main import main
 from stenograph.cli.settings_table import given_settings, load_settings
+from stenograph.cluster.ray import Machine, start, variables_at, variables_of
 from stenograph.core.errors import StartupError
-from stenograph.deploy.ray import Machine, start, variables_at, variables_of
 
 GIVEN = {
     "model": "m.gguf",

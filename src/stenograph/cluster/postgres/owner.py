@@ -9,10 +9,10 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
+from stenograph.cluster.postgres.lease import OwnerLease
+from stenograph.cluster.postgres.shared_rows import DatabaseAway, SharedRows
 from stenograph.core.clock import Clock, Timer
 from stenograph.core.errors import StorageUnavailable
-from stenograph.store.postgres.lease import OwnerLease
-from stenograph.store.postgres.shared_rows import DatabaseAway, SharedRows
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ import os
 import socket
 from collections.abc import Mapping
 
+from stenograph.cluster.server_process import ServerProcess
 from stenograph.core.errors import StartupError
-from stenograph.deploy.server_process import ServerProcess
 
 log = logging.getLogger(__name__)
 

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field, replace
 import msgspec
 from starlette.types import Scope
 
+from stenograph.cluster.nodes import Nodes
+from stenograph.cluster.postgres.owner_name import OwnerName
 from stenograph.core.errors import NobodyError, SessionNotFound, StenographError, WorkerUnavailable
 from stenograph.dialects.sessions import BulkSamplesRequest
 from stenograph.export.group_rollouts import RolloutFacts
 from stenograph.http.bulk_parts import OwnParts, Part, SessionParts
-from stenograph.http.nodes import Nodes
 from stenograph.http.session_routes import REVISION_HEADER
 from stenograph.session.rollout_points import RolloutPoint
 from stenograph.session.selection import SessionFilter
-from stenograph.store.postgres.owner_name import OwnerName
 
 NO_ASKER: Scope = {"headers": [], "query_string": b""}
 

@@ -4,8 +4,8 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stenograph.http.workers.owners import FileOwners
-from stenograph.http.workers.shared_capacity import CapacityPage
+from stenograph.cluster.owners import FileOwners
+from stenograph.cluster.shared_capacity import CapacityPage
 from stenograph.store.folder import NUM_FILES
 
 

@@ -10,18 +10,18 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from stenograph.cluster.nodes import Nodes
+from stenograph.cluster.peer_connection import is_workers_own
+from stenograph.cluster.postgres.owner_name import OwnerName
 from stenograph.core.errors import StenographError, StorageUnavailable, WorkerUnavailable
 from stenograph.core.loaded import entry
 from stenograph.dialects.base import Refuse
 from stenograph.http.bulk_parts import PASSED_ON
 from stenograph.http.create_route import MAX_SESSION_BODY_BYTES
 from stenograph.http.metrics import Metrics
-from stenograph.http.nodes import Nodes
 from stenograph.http.route import All, Needs, Reach, Who
 from stenograph.http.route_table import rows
 from stenograph.http.wire import ClientGone, count_error, header_value, read_body, send_refusal
-from stenograph.http.workers.peer_connection import is_workers_own
-from stenograph.store.postgres.owner_name import OwnerName
 
 MERGED: Mapping[tuple[str, str], Callable[[Sequence[bytes]], bytes]] = {
     (row.method, row.path): entry(row.who.merge)

@@ -5,12 +5,12 @@ Routes know `SharedOwnership` alone. Sessions in one process's files have none.
 
 from collections.abc import Sequence
 
+from stenograph.cluster.postgres.owner_name import OwnerName
+from stenograph.cluster.postgres.shared_rows import HeldBy
+from stenograph.cluster.postgres.store import PostgresStore, held_elsewhere
 from stenograph.core.errors import SessionElsewhere, StorageUnavailable
 from stenograph.core.types import SessionId
 from stenograph.session.manager import SessionManager
-from stenograph.store.postgres.owner_name import OwnerName
-from stenograph.store.postgres.shared_rows import HeldBy
-from stenograph.store.postgres.store import PostgresStore, held_elsewhere
 
 LOST = (
     "This node could not renew its lease in time, so another one may have the session by now; nothing of this turn was"

@@ -16,16 +16,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from stenograph.cluster.postgres.lease import OwnerLease
+from stenograph.cluster.postgres.owner import AWAY, OwnerSeat, SharedOwner, pause
+from stenograph.cluster.postgres.owner_name import OwnerName
+from stenograph.cluster.postgres.shared_rows import Claimed, DatabaseAway, Deletion, EndMove, HeldBy, SharedRows
 from stenograph.core.clock import Clock
 from stenograph.core.errors import SessionElsewhere, StenographError, StorageUnavailable
 from stenograph.core.types import SessionId
 from stenograph.store.base import Done, StoredSession, StoredSummary, StoreStats, Tail
 from stenograph.store.codec.rows import COMMIT, HEAD_BYTES, OPENED, Totals, row_body, row_digest
 from stenograph.store.groups import NewSession, RowAppend, RowEnd, RowGroup
-from stenograph.store.postgres.lease import OwnerLease
-from stenograph.store.postgres.owner import AWAY, OwnerSeat, SharedOwner, pause
-from stenograph.store.postgres.owner_name import OwnerName
-from stenograph.store.postgres.shared_rows import Claimed, DatabaseAway, Deletion, EndMove, HeldBy, SharedRows
 
 log = logging.getLogger(__name__)
 

@@ -14,17 +14,17 @@ from multidict import CIMultiDict
 from starlette.types import Receive, Scope, Send
 from yarl import URL
 
+from stenograph.cluster.ownership import SharedOwnership
+from stenograph.cluster.peer_connection import is_passed_on as is_worker_passed_on
+from stenograph.cluster.peers import PeerStream, away
+from stenograph.cluster.postgres.owner_name import OwnerName
+from stenograph.cluster.postgres.store import held_elsewhere
 from stenograph.core.errors import SessionElsewhere, StorageUnavailable
 from stenograph.http.auth import KEY_HEADERS, SESSION_ID, keys_in_query, session_named
 from stenograph.http.bulk_parts import PASSED_ON
 from stenograph.http.metrics import Metrics
-from stenograph.http.ownership import SharedOwnership
 from stenograph.http.processes import RefuseAt
 from stenograph.http.wire import ClientGone, count_error, delivery_of, header_value, send_refusal
-from stenograph.http.workers.peer_connection import is_passed_on as is_worker_passed_on
-from stenograph.http.workers.peers import PeerStream, away
-from stenograph.store.postgres.owner_name import OwnerName
-from stenograph.store.postgres.store import held_elsewhere
 
 CONNECT_TIMEOUT_S = 1.0
 

@@ -2,17 +2,17 @@
 
 What is remembered of a worker of this server holds for as long as that worker is the owner that it was: a session goes
 to another only when an owner ends, and each owner's number stands on the page of the workers' counts. Sessions of other
-servers are not passed on from here, but by http/nodes.py.
+servers are not passed on from here, but by cluster/nodes.py.
 """
 
 from collections import OrderedDict
 from functools import partial
 
+from stenograph.cluster.owners import FileOwners, Found, Owner
+from stenograph.cluster.ownership import SharedOwnership
+from stenograph.cluster.postgres.owner_name import OwnerName
+from stenograph.cluster.shared_capacity import CapacityPage
 from stenograph.core.errors import StorageUnavailable
-from stenograph.http.ownership import SharedOwnership
-from stenograph.http.workers.owners import FileOwners, Found, Owner
-from stenograph.http.workers.shared_capacity import CapacityPage
-from stenograph.store.postgres.owner_name import OwnerName
 
 MAX_KNOWN = 20_000
 """Sessions whose worker is remembered; those that were asked for longest ago are forgotten first."""

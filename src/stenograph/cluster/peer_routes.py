@@ -11,15 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from stenograph.core.errors import StartupError, StenographError
-from stenograph.dialects.common.errors import refusal
-from stenograph.http.bulk_parts import OwnParts, Pieces
-from stenograph.http.engine_routes import EngineRoutes
-from stenograph.http.processes import Board
-from stenograph.http.session_routes import REVISION_HEADER
-from stenograph.http.wire import ClosedStream, delivery_of, json_response
-from stenograph.http.workers.all_moments import NOW_PATH, WATCH_PATH
-from stenograph.http.workers.all_parts import (
+from stenograph.cluster.all_moments import NOW_PATH, WATCH_PATH
+from stenograph.cluster.all_parts import (
     DELETE_PATH,
     IDS_PATH,
     PART_PATH,
@@ -29,8 +22,15 @@ from stenograph.http.workers.all_parts import (
     PartAsked,
     encoded_rollout,
 )
-from stenograph.http.workers.other_workers import ABORT_PATH, ENGINES_PATH, FOLLOW_PATH
-from stenograph.http.workers.state_file import StateFile
+from stenograph.cluster.other_workers import ABORT_PATH, ENGINES_PATH, FOLLOW_PATH
+from stenograph.cluster.state_file import StateFile
+from stenograph.core.errors import StartupError, StenographError
+from stenograph.dialects.common.errors import refusal
+from stenograph.http.bulk_parts import OwnParts, Pieces
+from stenograph.http.engine_routes import EngineRoutes
+from stenograph.http.processes import Board
+from stenograph.http.session_routes import REVISION_HEADER
+from stenograph.http.wire import ClosedStream, delivery_of, json_response
 from stenograph.session.keyed_openings import KeyedOpenings
 from stenograph.session.selection import SessionFilter
 from stenograph.session.weight_sync import WeightSync

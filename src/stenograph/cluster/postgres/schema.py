@@ -5,8 +5,8 @@ The tables lie in the first schema of the connection's `search_path`.
 
 import asyncio
 
+from stenograph.cluster.postgres.connection import PgConnection, closed, connect
 from stenograph.core.errors import StartupError
-from stenograph.store.postgres.connection import PgConnection, closed, connect
 
 SCHEMA = 1
 """The schema that this server writes, in `stenograph_schema`."""

@@ -5,23 +5,30 @@ What a server without `--store` never imports.
 
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
+from starlette.types import ASGIApp
 
+from stenograph.cluster.all_servers import AllServers
+from stenograph.cluster.nodes import Nodes
+from stenograph.cluster.ownership import SharedOwnership
+from stenograph.cluster.place import WorkerPlace
+from stenograph.cluster.postgres.owner_name import OwnerName
+from stenograph.cluster.postgres.schema import check_connections, prepare
+from stenograph.cluster.postgres.server import NUM_CONNECTIONS, PostgresRows
+from stenograph.cluster.postgres.store import PostgresStore
+from stenograph.cluster.shared_parts import SharedParts
 from stenograph.core.clock import SystemClock
+from stenograph.http.bulk_parts import OwnParts
 from stenograph.http.metric_table import Metric, MetricType
 from stenograph.http.metrics import Metrics
-from stenograph.http.nodes import Nodes
-from stenograph.http.ownership import SharedOwnership
+from stenograph.http.processes import ProcessPlace, ServedApp
 from stenograph.http.settings import Settings
 from stenograph.http.store_metrics import families
-from stenograph.http.workers.place import WorkerPlace
 from stenograph.session.manager import SessionManager
-from stenograph.store.postgres.owner_name import OwnerName
-from stenograph.store.postgres.schema import check_connections, prepare
-from stenograph.store.postgres.server import NUM_CONNECTIONS, PostgresRows
-from stenograph.store.postgres.store import PostgresStore
+from stenograph.store.base import SessionStore
 
 MIN_TIMEOUT_S = 5.0
 """Longest time that a statement may take, where the lease is shorter."""
@@ -62,25 +69,57 @@ PASSED_ON = Metric(
 OWNER_METRICS = (LEASE, LEASES_LOST, DATABASE_AWAY, TAKEN_OVER, FENCED, PASSED_ON)
 
 
-@asynccontextmanager
-async def shared_store(
-    settings: Settings, url: str, address: str, place: WorkerPlace | None
-) -> AsyncGenerator[PostgresStore]:
-    """The store in a database that other servers share. Raises StartupError. A worker is an owner of its own, in a
-    database that its parent has prepared: one that is started again waits for a database that is away."""
-    if place is None:
-        await prepare_database(settings)
-    store = await PostgresStore.open(
-        PostgresRows(url, timeout_s=_timeout_s(settings)),
-        SystemClock(),
-        url=str(OwnerName(server=server_address(settings, address), worker=None if place is None else place.number)),
-        lease_s=settings.lease_s,
-        seat=place,
-    )
-    try:
-        yield store
-    finally:
-        await store.aclose()
+@dataclass(frozen=True, slots=True)
+class SharedDatabase:
+    """The storage of `--store`."""
+
+    settings: Settings
+
+    @asynccontextmanager
+    async def opened(self, address: str, place: ProcessPlace | None) -> AsyncGenerator[PostgresStore]:
+        """A worker is an owner of its own, in a database that its parent has prepared: one that is started again waits
+        for a database that is away."""
+        settings = self.settings
+        assert settings.store is not None
+        assert place is None or isinstance(place, WorkerPlace)
+        if place is None:
+            await prepare_database(settings)
+        server = settings.advertise_url or address
+        store = await PostgresStore.open(
+            PostgresRows(settings.store, timeout_s=_timeout_s(settings)),
+            SystemClock(),
+            url=str(OwnerName(server=server, worker=None if place is None else place.number)),
+            lease_s=settings.lease_s,
+            seat=place,
+        )
+        try:
+            yield store
+        finally:
+            await store.aclose()
+
+    def others(
+        self, manager: SessionManager, metrics: Metrics, store: SessionStore, place: ProcessPlace | None
+    ) -> "OtherNodes":
+        assert isinstance(store, PostgresStore)
+        nodes = OtherNodes(
+            SharedOwnership(manager, store),
+            metrics=metrics,
+            by_credential=not self.settings.api_key,
+            timeout_s=self.settings.request_timeout_s + self.settings.abort_grace_s,
+            sockets=() if place is None else place.sockets,
+        )
+        metrics.register(OwnerMetrics(store, nodes))
+        return nodes
+
+
+class OtherNodes(Nodes):
+    """The other nodes, with the answers of all of them."""
+
+    def parts(self, own: OwnParts) -> SharedParts:
+        return SharedParts(own=own, nodes=self)
+
+    def gathering(self, served: ASGIApp, app: ServedApp) -> AllServers:
+        return AllServers(served, self, metrics=app.metrics, refuse=app.refuse)
 
 
 async def prepare_database(settings: Settings) -> None:
@@ -96,26 +135,6 @@ async def prepare_database(settings: Settings) -> None:
 
 def _timeout_s(settings: Settings) -> float:
     return max(settings.lease_s, MIN_TIMEOUT_S)
-
-
-def server_address(settings: Settings, address: str) -> str:
-    """The address under which other servers reach this one, which listens at `address`."""
-    return settings.advertise_url or address
-
-
-def other_nodes(
-    settings: Settings, manager: SessionManager, metrics: Metrics, store: PostgresStore, place: WorkerPlace | None
-) -> Nodes:
-    """The other servers that share the database of `store`; their metrics are registered."""
-    nodes = Nodes(
-        SharedOwnership(manager, store),
-        metrics=metrics,
-        by_credential=not settings.api_key,
-        timeout_s=settings.request_timeout_s + settings.abort_grace_s,
-        sockets=() if place is None else place.sockets,
-    )
-    metrics.register(OwnerMetrics(store, nodes))
-    return nodes
 
 
 class OwnerMetrics(Collector):

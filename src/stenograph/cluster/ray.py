@@ -13,10 +13,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
+from stenograph.cluster.ray_actor import NodeActor, free_port
+from stenograph.cluster.server_process import STOP_S
 from stenograph.core.errors import StartupError
 from stenograph.core.settings import ENV_PREFIX
-from stenograph.deploy.ray_actor import NodeActor, free_port
-from stenograph.deploy.server_process import STOP_S
 from stenograph.http.settings import Settings
 
 NAMESPACE = "stenograph"

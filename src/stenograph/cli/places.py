@@ -45,7 +45,7 @@ class Look(Protocol):
 def looks_at(place: StorePlace) -> Generator[list[Look]]:
     """The parts of a place. Raises StartupError."""
     if isinstance(place, str) and re.fullmatch(POSTGRES, place):
-        with entry("stenograph.store.postgres.look:looked_at_database")(place) as database:
+        with entry("stenograph.cluster.postgres.look:looked_at_database")(place) as database:
             yield [database]
     else:
         with looks(Path(place)) as files:

@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
+from stenograph.cluster.postgres.shared_rows import DatabaseAway
 from stenograph.core.errors import StartupError, StorageUnavailable
 from stenograph.store.base import FULL_RETRY_S
-from stenograph.store.postgres.shared_rows import DatabaseAway
 
 log = logging.getLogger(__name__)
 

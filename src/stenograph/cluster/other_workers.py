@@ -10,9 +10,9 @@ import logging
 
 import msgspec
 
+from stenograph.cluster.peers import Peers
+from stenograph.cluster.state_file import StateFile
 from stenograph.core.errors import InvalidRequest, WorkerUnavailable
-from stenograph.http.workers.peers import Peers
-from stenograph.http.workers.state_file import StateFile
 from stenograph.session.weight_sync import Followers
 from stenograph.session.weights import SyncState
 

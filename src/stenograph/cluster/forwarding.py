@@ -14,6 +14,8 @@ from typing import Any, cast
 import httptools
 from starlette.types import Scope
 
+from stenograph.cluster.owners import Finding, Found, Owner, Owners
+from stenograph.cluster.peer_connection import DELIVERED, GREETING, client_line
 from stenograph.core.errors import StenographError, UnexpectedFailure, WorkerUnavailable
 from stenograph.dialects.base import Refusal
 from stenograph.http.auth import SESSION_ID, session_named
@@ -21,8 +23,6 @@ from stenograph.http.connection import Bytes, ClientConnection, RequestPhase
 from stenograph.http.route import Who
 from stenograph.http.route_table import rows
 from stenograph.http.wire import header_value, headers_of
-from stenograph.http.workers.owners import Finding, Found, Owner, Owners
-from stenograph.http.workers.peer_connection import DELIVERED, GREETING, client_line
 
 log = logging.getLogger(__name__)
 

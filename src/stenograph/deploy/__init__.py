@@ -1,1 +1,0 @@
-"""A server as several processes: started, supervised, ended."""
