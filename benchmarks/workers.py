@@ -25,7 +25,7 @@ from benchmarks.kit.processes import Child, Children, cpu_s_of
 from benchmarks.kit.reply_shape import ReplyShape, assistant_fragment
 from benchmarks.kit.servers import start_serve, start_standin
 from benchmarks.kit.steps import new_runner, nothing_collected
-from stenograph.testing.tiny.llama import write_tiny_folder
+from standins.tiny.llama import write_tiny_folder
 
 NUM_SESSIONS, NUM_TURNS, NUM_GETS = 32, 15, 1500
 SHAPE = ReplyShape(vocab_size=250)

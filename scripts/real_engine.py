@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from scripts.distribution import Figures, recompute
 from stenograph.core.types import RepetitionOver
 from stenograph.embedded.forward.base import Forward
-from stenograph.testing.suite.distribution import Figures, recompute
 
 START_S = 900.0
 

@@ -19,7 +19,7 @@ from benchmarks.kit.processes import Child, Children
 
 PACKAGE = "xllamacpp"
 NEEDED = f"--beside llamacpp needs llama.cpp's server: pip install {PACKAGE}"
-CHILD_MODULE = "stenograph.testing.standins.llamacpp_child"
+CHILD_MODULE = "standins.llamacpp_child"
 THREADS = 1
 """How many the child gives it."""
 

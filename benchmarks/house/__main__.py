@@ -25,7 +25,7 @@ from benchmarks.house.source import nevers, size_of
 from benchmarks.kit.processes import Child, Children, cpu_s_of
 from benchmarks.kit.reply_shape import ReplyShape
 from benchmarks.kit.servers import start_standin
-from stenograph.testing.tiny.llama import write_tiny_folder
+from standins.tiny.llama import write_tiny_folder
 
 SRC = Path(__file__).parents[2] / "src"
 ROUNDS = 5

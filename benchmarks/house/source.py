@@ -22,7 +22,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """The modules of each part. What is in none is the core, but for the rooms outside it."""
 
-OUTSIDE = ("cli", "testing", "client", "trainers")
+OUTSIDE = ("cli", "conformance", "client", "trainers")
 """Rooms that are neither core nor part: the command line names the parts, the others know the server by HTTP."""
 
 PROTOCOLS = ("openai", "anthropic", "responses", "gemini")

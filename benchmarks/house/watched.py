@@ -19,7 +19,6 @@ from typing import Any
 SPEC = find_spec("stenograph")
 assert SPEC is not None
 PRODUCT = str(Path(str(SPEC.origin)).parent) + "/"
-TESTING = PRODUCT + "testing/"
 
 
 @dataclass
@@ -32,7 +31,7 @@ class Way:
 
     def entered(self, frame: FrameType) -> None:
         file = frame.f_code.co_filename
-        if not file.startswith(PRODUCT) or file.startswith(TESTING):
+        if not file.startswith(PRODUCT):
             return
         thread = threading.get_ident()
         self.num_changes += self.latest.get(thread, file) != file

@@ -1,6 +1,6 @@
 """`stenograph bench soak`: does the server stay as it is under a mixed load with faults, for as long as one likes?
 
-A server, an engine that does what each request orders (`testing.standins.ordered_engine`, a process of its own), the
+A server, an engine that does what each request orders (`standins.ordered_engine`, a process of its own), the
 load, and a probe of `/health`. Owns the run's options, processes, progress and verdict; what the clients do is drawn in
 plan.py, what they hold it against is in model.py.
 """
@@ -122,7 +122,7 @@ def _soak(options: argparse.Namespace) -> Soaked:
     replies = _replies(path)
     with Children() as children:
         replies_json = msgspec.json.encode(replies).decode()
-        engine = ["stenograph.testing.standins.ordered_engine", "--replies", replies_json]
+        engine = ["standins.ordered_engine", "--replies", replies_json]
         engine_url = children.start("the engine stand-in", engine).event()["url"]
         times = ("--request-timeout", f"{REQUEST_TIMEOUT_S:g}", "--abort-grace", f"{ABORT_GRACE_S:g}")
         flags = ("--engine", "sglang", "--engine-url", engine_url, "--model", str(path), *times)

@@ -19,7 +19,12 @@ import numpy as np
 import openai
 import pytest
 
+from scripts.agent_session import TOOLS, check_exact, play
+from scripts.distribution import Figures, recompute
+from scripts.engine_table import serving
 from scripts.real_engine import apart_by_rule, ask
+from stenograph.conformance.check import check_engine
+from stenograph.conformance.lab import EngineUnderTest
 from stenograph.embedded.forward.base import LogitsFor, RowSpan, Segment
 from stenograph.embedded.forward.numpy_forward import NumpyForward
 from stenograph.embedded.forward.teacher_forcing import line_logprobs
@@ -30,11 +35,6 @@ from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.engine.sglang.generate import SGLangGenerate
 from stenograph.model.files import load_model_files
 from stenograph.model.tokenizer import Tokenizer
-from stenograph.testing.suite.agent_session import TOOLS, check_exact, play
-from stenograph.testing.suite.conformance import check_engine
-from stenograph.testing.suite.distribution import Figures, recompute
-from stenograph.testing.suite.engine_lab import EngineUnderTest
-from stenograph.testing.suite.engine_table import serving
 
 from .conftest import CONTEXT, RealSGLang
 

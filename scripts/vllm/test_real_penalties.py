@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from scripts.distribution import Figures, recompute
+from scripts.engine_table import serving
 from scripts.real_engine import apart_by_rule, ask
 from stenograph.embedded.forward.numpy_forward import NumpyForward
 from stenograph.embedded.forward.weights import load_weights
-from stenograph.testing.suite.distribution import Figures, recompute
-from stenograph.testing.suite.engine_table import serving
 
 from .conftest import MAX_MODEL_LEN, RealVLLM
 

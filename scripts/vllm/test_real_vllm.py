@@ -13,16 +13,16 @@ import jsonschema
 import numpy as np
 import openai
 
+from scripts.agent_session import FACT, TOOLS, PlayedTurn, play
+from scripts.engine_table import measured, serving
 from scripts.real_engine import ask
+from stenograph.conformance.check import check_engine
+from stenograph.conformance.lab import EngineUnderTest
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.vllm.adapter import VLLM
 from stenograph.engine.vllm.request import VLLMRoute
 from stenograph.model.files import load_model_files
 from stenograph.model.tokenizer import Tokenizer
-from stenograph.testing.suite.agent_session import FACT, TOOLS, PlayedTurn, play
-from stenograph.testing.suite.conformance import check_engine
-from stenograph.testing.suite.engine_lab import EngineUnderTest
-from stenograph.testing.suite.engine_table import measured, serving
 
 from .conftest import MAX_MODEL_LEN, RealVLLM
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import aiohttp
 
-from stenograph.testing.standins.planned_server import AskedRequest, ReplyScript
+from standins.planned_server import AskedRequest, ReplyScript
 
 from .book import Acknowledged, Book, Generated, Rollout, shot_of
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from stenograph.testing.standins.planned_server import AskedRequest, ReplyScript
+from standins.planned_server import AskedRequest, ReplyScript
 
 END = 2
 MAX_TURNS = 25

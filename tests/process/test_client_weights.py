@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from openai import AsyncOpenAI
 
+from standins.tiny.llama import write_tiny_folder
 from stenograph.client import Client, RolloutSession, ServerRefused, SyncClient, WrongKey, silent
-from stenograph.testing.tiny.llama import write_tiny_folder
 from tests.process.test_serve import running
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from stenograph.testing.standins.llamacpp_server import LlamaCppServer
-from stenograph.testing.standins.lmdeploy_server import LMDeployServer
-from stenograph.testing.standins.planned_server import AskedRequest, ReplyScript
-from stenograph.testing.standins.sglang_server import SGLangServer
-from stenograph.testing.standins.vllm_server import VLLMServer
-from stenograph.testing.tiny.llama import CONTEXT, write_tiny_gguf
+from standins.llamacpp_server import LlamaCppServer
+from standins.lmdeploy_server import LMDeployServer
+from standins.planned_server import AskedRequest, ReplyScript
+from standins.sglang_server import SGLangServer
+from standins.tiny.llama import CONTEXT, write_tiny_gguf
+from standins.vllm_server import VLLMServer
 
 from ..docs.test_commands_documented import DOCUMENTED, words_of
 from .test_serve_life import address, post, serving

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stenograph.testing.tiny.llama import write_tiny_folder
+from standins.tiny.llama import write_tiny_folder
 from tests.process.test_serve import command, running, stop
 
 pytestmark = [

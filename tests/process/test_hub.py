@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from standins.hub_server import COMMIT, HubServer, Repository
+from standins.tiny.llama import write_tiny_folder
 from stenograph.core.errors import StartupError
 from stenograph.model.fetch import resolve_model
 from stenograph.model.hub import hub_cache, repository_of
 from stenograph.model.progress import StreamProgress
-from stenograph.testing.standins.hub_server import COMMIT, HubServer, Repository
-from stenograph.testing.tiny.llama import write_tiny_folder
 
 NAME = "some-org/tiny-1.0"
 CACHED = "models--some-org--tiny-1.0"

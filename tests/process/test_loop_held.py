@@ -21,7 +21,7 @@ import pytest
 from benchmarks.kit.processes import Children
 from benchmarks.kit.reply_shape import ReplyShape, reply_content
 from benchmarks.kit.servers import start_standin
-from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
+from standins.tiny.tokenizer import tiny_tokenizer_json
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"

@@ -19,6 +19,7 @@ import jsonschema
 import pytest
 import yaml
 
+from standins.tiny.llama import write_tiny_folder
 from stenograph.cli.main import main
 from stenograph.cli.settings_table import SETTINGS, load_settings
 from stenograph.cluster.worker import WORKER_METRICS
@@ -27,7 +28,6 @@ from stenograph.http.metrics import Metrics
 from stenograph.http.store_metrics import STORE_METRICS
 from stenograph.http.traces.tracing import TRACE_METRICS
 from stenograph.http.weight_metrics import WEIGHT_METRICS
-from stenograph.testing.tiny.llama import write_tiny_folder
 
 ROOT = Path(__file__).parents[2]
 PACKAGING = ROOT / "packaging"

@@ -20,9 +20,9 @@ import aiohttp
 import pytest
 from tokenizers import Tokenizer
 
-from stenograph.testing.standins.planned_server import AskedRequest, ReplyScript
-from stenograph.testing.standins.sglang_server import SGLangServer
-from stenograph.testing.tiny.llama import write_tiny_folder
+from standins.planned_server import AskedRequest, ReplyScript
+from standins.sglang_server import SGLangServer
+from standins.tiny.llama import write_tiny_folder
 
 from ..crash.book import Book, Lost
 from ..crash.load import CLIENTS, END, LARGE_MARK, Load

@@ -20,11 +20,11 @@ from typing import Any
 import aiohttp
 import pytest
 
+from standins.postgres_server import postgres_server, programs
+from standins.sglang_server import SGLangServer
+from standins.tiny.llama import write_tiny_folder
 from stenograph.cluster.postgres.owner import pause
 from stenograph.core.clock import SystemClock
-from stenograph.testing.standins.postgres_server import postgres_server, programs
-from stenograph.testing.standins.sglang_server import SGLangServer
-from stenograph.testing.tiny.llama import write_tiny_folder
 
 from .chat_load import END, unique_replies
 

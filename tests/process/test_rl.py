@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stenograph.testing.tiny.llama import write_tiny_folder
+from standins.tiny.llama import write_tiny_folder
 from tests.process.test_exit_with import below, ending
 
 if "TEST_TRAINERS" not in os.environ:  # scripts/test-trainers has it

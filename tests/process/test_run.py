@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from stenograph.testing.tiny.llama import write_tiny_folder
+from standins.tiny.llama import write_tiny_folder
 
 from .test_serve import command, get, running
 

@@ -14,8 +14,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from stenograph.testing.standins.planned_server import ReplyScript
-from stenograph.testing.standins.sglang_server import SGLangServer
+from standins.planned_server import ReplyScript
+from standins.sglang_server import SGLangServer
 
 END = 2
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stenograph.testing.tiny.llama import write_tiny_folder
+from standins.tiny.llama import write_tiny_folder
 from tests.process.test_serve import EXAMPLES, running
 
 if "TEST_TRAINERS" not in os.environ:  # scripts/test-trainers has it

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from standins.planned_server import ReplyScript
+from standins.tiny.llama import TEMPLATE, write_tiny_folder
+from standins.vllm_server import VLLMServer
 from stenograph.core.errors import StartupError
 from stenograph.engine.settings import EngineKind, ReplayKind
 from stenograph.http.engine_servers import make_adapter
 from stenograph.http.settings import Settings
 from stenograph.model.files import load_model_files
-from stenograph.testing.standins.planned_server import ReplyScript
-from stenograph.testing.standins.vllm_server import VLLMServer
-from stenograph.testing.tiny.llama import TEMPLATE, write_tiny_folder
 
 END = 2
 

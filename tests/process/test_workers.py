@@ -20,9 +20,9 @@ from typing import Any, Literal
 import aiohttp
 import pytest
 
-from stenograph.testing.standins.planned_server import ReplyScript
-from stenograph.testing.standins.sglang_server import SGLangServer
-from stenograph.testing.tiny.llama import write_tiny_folder
+from standins.planned_server import ReplyScript
+from standins.sglang_server import SGLangServer
+from standins.tiny.llama import write_tiny_folder
 
 from .chat_load import END, Load, check, unique_replies
 

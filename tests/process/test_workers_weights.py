@@ -9,9 +9,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from stenograph.testing.standins.planned_server import AskedRequest
-from stenograph.testing.standins.sglang_server import SGLangServer
-from stenograph.testing.tiny.llama import write_tiny_folder
+from standins.planned_server import AskedRequest
+from standins.sglang_server import SGLangServer
+from standins.tiny.llama import write_tiny_folder
 
 from .chat_load import END
 from .test_workers import Parent, started

@@ -25,7 +25,7 @@ LAYERS = [
     ["embedded"],
     ["engine", "store"],
     ["session", "export"],
-    ["verify", "console"],
+    ["verify", "console", "conformance"],
     ["http"],
     ["client"],
     ["trainers"],
@@ -111,8 +111,8 @@ TASK_OWNERS = {
     "client/rollouts": "a rollout cancels its agent and awaits it",
     "engine/embedded": "owns its child's reader and supervisor; aclose awaits them",
     "engine/http/engine": "owns its requests, aborts and probe; aclose awaits them",
-    "testing/standins/faults": "hands a connection's task to the server's set, which its aclose awaits",
-    "testing/standins/scripted_engine": "waits for both of its tasks before it goes on",
+    "standins/faults": "hands a connection's task to the server's set, which its aclose awaits",
+    "standins/scripted_engine": "waits for both of its tasks before it goes on",
 }
 
 AT_A_TRAINER = {
@@ -123,6 +123,7 @@ AT_A_TRAINER = {
 
 MODULES = sorted(SRC.rglob("*.py"))
 BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
+STANDINS = sorted((ROOT / "standins").rglob("*.py"))
 
 
 def name_of(path: Path) -> str:
@@ -182,11 +183,7 @@ def test_a_module_imports_only_from_rooms_below_its_own(path: Path) -> None:
     entries = {module.removeprefix("stenograph.").replace(".", "/") for module, _ in entries_of(tree_of(path))}
     for imported in own_imports(path) | entries:
         other = imported.split("/")[0]
-        if room == "testing":
-            of_cluster = name_of(path) == "testing/standins/shared_rows" and imported == "cluster/postgres/shared_rows"
-            assert other == "testing" or LEVEL[other] < LEVEL["http"] or of_cluster
-        elif other != room:
-            assert other != "testing", "nothing in the product imports its tests' stand-ins"
+        if other != room:
             assert LEVEL[other] < LEVEL[room], f"{name_of(path)} imports {imported}"
 
 
@@ -239,14 +236,14 @@ def test_nothing_of_the_server_imports_the_client() -> None:
 
 def test_every_room_has_a_level() -> None:
     rooms = {room_of(path) for path in MODULES if path.parent != SRC / "stenograph"}
-    assert rooms - {"testing"} == set(LEVEL)
+    assert rooms == set(LEVEL)
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if room_of(path) != "testing"], ids=name_of)
-def test_the_product_starts_nothing_of_testing_by_its_name(path: Path) -> None:
-    assert not [
-        text for text in texts_of(tree_of(path)) if "stenograph.testing" in text or "stenograph/testing" in text
-    ]
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_the_product_imports_nothing_that_is_not_shipped_with_it(path: Path) -> None:
+    """`stenograph bench` hands over to the benchmarks of a checkout, without an import."""
+    named = [*imports_of(tree_of(path)), *(text for text in texts_of(tree_of(path)) if "." in text)]
+    assert not {name.split(".")[0] for name in named} & {"benchmarks", "scripts", "standins", "tests"}
 
 
 def test_there_are_no_import_cycles() -> None:
@@ -256,13 +253,13 @@ def test_there_are_no_import_cycles() -> None:
     assert len(list(TopologicalSorter(order).static_order())) >= len(MODULES)
 
 
-@pytest.mark.parametrize("path", [*MODULES, *BENCHMARKS], ids=name_of)
+@pytest.mark.parametrize("path", [*MODULES, *BENCHMARKS, *STANDINS], ids=name_of)
 def test_a_file_has_at_most_500_lines(path: Path) -> None:
     is_long = len(path.read_text().splitlines()) > MAX_LINES
     assert is_long is (name_of(path) in TO_BE_SPLIT)
 
 
-@pytest.mark.parametrize("path", [*MODULES, *BENCHMARKS], ids=name_of)
+@pytest.mark.parametrize("path", [*MODULES, *BENCHMARKS, *STANDINS], ids=name_of)
 def test_imports_stand_at_the_top(path: Path) -> None:
     functions = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     inner = [node for function in functions for node in ast.walk(function)]
@@ -388,13 +385,14 @@ def test_a_task_of_a_group_needs_no_other_owner() -> None:
 
 
 def test_a_task_has_an_owner_and_nothing_is_shielded() -> None:
-    found = {name_of(path): spawned_in(tree_of(path)) for path in MODULES}
+    found = {name_of(path): spawned_in(tree_of(path)) for path in [*MODULES, *STANDINS]}
     assert not [(name, *one) for name, ones in found.items() for one in ones if one[0] in ("ensure_future", "shield")]
     assert {name for name, ones in found.items() if ones} == set(TASK_OWNERS), "who awaits these tasks?"
 
 
 def test_what_the_laws_name_is_there() -> None:
-    names = set(map(name_of, MODULES)) | {name_of(folder.parent / "x").removesuffix("/x") for folder in MODULES}
+    names = set(map(name_of, [*MODULES, *STANDINS]))
+    names |= {name_of(path.parent / "x").removesuffix("/x") for path in MODULES}
     named = {*PURE, *IMPURE_ON_PURPOSE, *TASK_OWNERS, *BELOW_DIALECTS, *TO_BE_SPLIT}
     own = {name for names in AT_A_TRAINER.values() for name in names if (SRC / "stenograph").joinpath(name).exists()}
     assert named - names == set()

@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src" / "stenograph"
 BENCHMARKS = ROOT / "benchmarks"
+STANDINS = ROOT / "standins"
 MODULES = sorted(SRC.rglob("*.py"))
 
 MAX_BODY_LINES = 50
@@ -66,7 +67,7 @@ def _depth_of(statement: ast.stmt) -> int:
 
 FUNCTIONS = [
     found
-    for root, paths in ((SRC, MODULES), (ROOT, sorted(BENCHMARKS.rglob("*.py"))))
+    for root, paths in ((SRC, MODULES), (ROOT, sorted([*BENCHMARKS.rglob("*.py"), *STANDINS.rglob("*.py")])))
     for path in paths
     for found in functions_of(ast.parse(path.read_text()), str(path.relative_to(root).with_suffix("")))
 ]

@@ -12,6 +12,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from standins.scripted_engine import Script, ScriptedEngine
+from standins.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.cluster.shared_store import SharedDatabase
 from stenograph.core.chat import TurnRequest
 from stenograph.core.clock import Clock, SystemClock
@@ -33,8 +35,6 @@ from stenograph.session.retries import RequestIdentity
 from stenograph.session.session import Session
 from stenograph.session.watch import Watch
 from stenograph.store.base import SessionStore
-from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
-from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.text.renderer import Renderer
 from stenograph.trajectory.commits import ModelMark
 

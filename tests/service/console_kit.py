@@ -7,12 +7,12 @@ from typing import Any
 
 from msgspec.structs import force_setattr
 
+from standins.scripted_engine import Script
 from stenograph.core.chat import ParsedReply
 from stenograph.core.messages import Message, Role
 from stenograph.core.stages import StageTimes
 from stenograph.core.types import Finish, FinishReason, RequestId, SampledTurn, WeightSpan, token_ids
 from stenograph.session.session import Session
-from stenograph.testing.standins.scripted_engine import Script
 from stenograph.trajectory.turn import CommittedTurn, PromptContext, TurnStatus
 
 from .conftest import END, Live, assistant, user

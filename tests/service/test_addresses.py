@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 
+from standins.scripted_engine import ScriptedEngine
 from stenograph.core.types import Chunk
 from stenograph.engine.base import ForwardedAnswer, GenerateRequest
 from stenograph.http.auth import query_without_key
 from stenograph.http.mounts import TRUSTED_PROXIES
-from stenograph.testing.standins.scripted_engine import ScriptedEngine
 from stenograph.text.renderer import Renderer
 
 from .conftest import Live, running, user

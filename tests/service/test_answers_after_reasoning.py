@@ -8,12 +8,12 @@ from typing import Any
 import aiohttp
 import pytest
 
+from standins.scripted_engine import Script, ScriptedEngine
+from standins.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.core.types import GrammarKind
 from stenograph.engine.base import Capabilities
 from stenograph.http.app import make_renderer
 from stenograph.model.files import ModelFiles
-from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
-from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.text.renderer import Renderer
 
 from .conftest import END, running, user

@@ -13,6 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from standins.clock import ManualClock
+from standins.scripted_engine import Script, ScriptedEngine
 from stenograph.core.budgets import Budgets, OverLimit
 from stenograph.core.chat import ChatRequest
 from stenograph.core.errors import BudgetSpent, SessionBusy
@@ -29,8 +31,6 @@ from stenograph.session.watch import Watch
 from stenograph.store.database import FileConnection
 from stenograph.store.folder import DataFolder
 from stenograph.store.sqlite import SqliteStore
-from stenograph.testing.standins.clock import ManualClock
-from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 from stenograph.text.renderer import Renderer
 
 from .conftest import END, Answer, Live, assistant, begun, user

@@ -13,6 +13,12 @@ from typing import Any
 import aiohttp
 import pytest
 
+from standins.planned_server import PlannedServer, ReplyScript
+from standins.scripted_engine import Script, ScriptedEngine
+from standins.sglang_server import SGLangServer
+from standins.tiny.llama import write_tiny_folder
+from standins.vllm_server import VLLMServer
+from standins.weight_versions import CachedPrompt, PrefixCache
 from stenograph.core.kinds import SaltPolicy
 from stenograph.core.types import Finish, FinishReason, token_ids
 from stenograph.core.weights import ControlAnswer, WeightCommand
@@ -29,12 +35,6 @@ from stenograph.model.files import load_model_files
 from stenograph.model.tokenizer import Span
 from stenograph.store.folder import DataFolder
 from stenograph.store.sqlite import SqliteStore
-from stenograph.testing.standins.planned_server import PlannedServer, ReplyScript
-from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
-from stenograph.testing.standins.sglang_server import SGLangServer
-from stenograph.testing.standins.vllm_server import VLLMServer
-from stenograph.testing.standins.weight_versions import CachedPrompt, PrefixCache
-from stenograph.testing.tiny.llama import write_tiny_folder
 from stenograph.text.renderer import Renderer
 
 from .conftest import END, Answer, Live, assistant, running, user

@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 
 import pytest
 
+from standins.clock import ManualClock
+from standins.scripted_engine import Script, ScriptedEngine
 from stenograph.core.chat import ChatRequest, CompletionRequest
 from stenograph.core.errors import (
     Draining,
@@ -38,8 +40,6 @@ from stenograph.session.session import SessionOptions
 from stenograph.session.steps import TurnServices
 from stenograph.session.turn import TurnOutcome
 from stenograph.session.watch import TurnAbandoned, Watch
-from stenograph.testing.standins.clock import ManualClock
-from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 from stenograph.text.renderer import Renderer
 from stenograph.trajectory.turn import line_ids, line_messages
 

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import pytest
 
+from standins.scripted_engine import Script
 from stenograph.core.errors import EngineUnavailable, InvalidRequest
 from stenograph.core.types import Finish, FinishReason
 from stenograph.offload.pool import CpuPool
-from stenograph.testing.standins.scripted_engine import Script
 
 from .conftest import END, Live, assistant, output_ids, user
 

@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
+from standins.scripted_engine import Script
 from stenograph.cli.chat_command import COMMANDS, Chat
 from stenograph.cli.main import main
 from stenograph.cli.session_calls import ServerCalls
 from stenograph.core.errors import EngineUnavailable
 from stenograph.core.types import Finish, FinishReason
-from stenograph.testing.standins.scripted_engine import Script
 
 from .conftest import Live, assistant, output_ids, user
 

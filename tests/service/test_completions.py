@@ -11,12 +11,12 @@ from typing import Any
 import aiohttp
 import pytest
 
+from standins.scripted_engine import Script, ScriptedEngine
 from stenograph.core.errors import EngineUnavailable
 from stenograph.core.types import Finish, FinishReason, Grammar, GrammarKind
 from stenograph.dialects.settings import UnknownFields
 from stenograph.engine.base import Capabilities
 from stenograph.session.settings import OverBudget
-from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 from stenograph.text.renderer import Renderer
 
 from .conftest import END, Answer, Live, assistant, output_ids, running, user

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from msgspec.structs import force_setattr
 
+from standins.shared_rows import SharedTables
 from stenograph.core.messages import Message, Role
 from stenograph.core.types import Finish, FinishReason
 from stenograph.http.line_drifts import LineDrifts
 from stenograph.offload.pool import CpuPool
 from stenograph.session.facts import line_drift
-from stenograph.testing.standins.shared_rows import SharedTables
 from stenograph.text.renderer import Renderer
 
 from .conftest import END, Live, assistant, user

@@ -14,8 +14,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from standins.scripted_engine import ScriptedEngine
 from stenograph.cli.main import main
-from stenograph.testing.standins.scripted_engine import ScriptedEngine
 from stenograph.text.renderer import Renderer
 
 from .conftest import Live, running, user

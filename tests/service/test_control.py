@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 import safetensors.numpy
 
-from stenograph.testing.standins.scripted_engine import Script
+from standins.scripted_engine import Script
 
 from .conftest import Live, assistant, output_ids, user
 

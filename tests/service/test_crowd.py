@@ -6,9 +6,9 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from standins.scripted_engine import Script, ScriptedEngine
 from stenograph.core.types import Finish, FinishReason
 from stenograph.offload.body_slots import SERVED_IN_A_PASS
-from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 from stenograph.text.renderer import Renderer
 
 from .conftest import END, Live, running, user

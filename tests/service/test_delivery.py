@@ -12,12 +12,12 @@ from typing import Any
 import aiohttp
 import pytest
 
+from standins.scripted_engine import Script, ScriptedEngine
 from stenograph.core.errors import EngineUnavailable
 from stenograph.session.reply_buffer import ReplyBuffer
 from stenograph.session.steps import TurnRun
 from stenograph.session.turn import RequestRun
 from stenograph.session.watch import RequestTask
-from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 from stenograph.text.renderer import Renderer
 
 from .conftest import Answer, Live, running, user

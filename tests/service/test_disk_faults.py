@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from standins.scripted_engine import Script
 from stenograph.core.errors import SessionDamaged, StartupError, StorageUnavailable
 from stenograph.core.types import Finish, FinishReason, SessionId
 from stenograph.store.base import SessionStore, Tail, checked_payloads
@@ -26,8 +27,7 @@ from stenograph.store.folder import DataFolder
 from stenograph.store.look import looks
 from stenograph.store.settings import Durability
 from stenograph.store.sqlite import SqliteStore
-from stenograph.testing.standins.scripted_engine import Script
-from stenograph.testing.suite.store_laws import appended, session_id
+from tests.store_laws import appended, session_id
 
 from ..crash.faulty import Fault, FaultyDisk
 from .conftest import END, Live, user

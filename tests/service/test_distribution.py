@@ -5,15 +5,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from scripts.distribution import Figures, mixed_samples, recompute
+from scripts.distribution_run import TOKENS_AT_ONCE, SavedFigures, measure
+from standins.tiny.llama import write_tiny_folder
 from stenograph.embedded.forward.numpy_forward import NumpyForward
 from stenograph.embedded.forward.weights import load_weights
 from stenograph.embedded.options import EmbeddedOptions
 from stenograph.engine.embedded import EmbeddedEngine
 from stenograph.http.app import make_renderer
 from stenograph.model.files import load_model_files
-from stenograph.testing.suite.distribution import Figures, mixed_samples, recompute
-from stenograph.testing.suite.distribution_run import TOKENS_AT_ONCE, SavedFigures, measure
-from stenograph.testing.tiny.llama import write_tiny_folder
 
 from .conftest import running
 

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from standins.scripted_engine import ScriptedEngine
 from stenograph.core.clock import SystemClock
 from stenograph.http.app import make_app
 from stenograph.http.auth import SessionTokens
 from stenograph.http.settings import Settings
 from stenograph.offload.pool import CpuPool
-from stenograph.testing.standins.scripted_engine import ScriptedEngine
 from stenograph.text.renderer import Renderer
 
 from .conftest import Answer, Live, user

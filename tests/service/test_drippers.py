@@ -8,15 +8,15 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from standins.planned_server import ReplyScript
+from standins.sglang_server import SGLangServer
+from standins.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.core.clock import SystemClock
 from stenograph.engine.settings import EngineKind
 from stenograph.http.engines import make_engine
 from stenograph.http.settings import Settings
 from stenograph.model.files import ModelFiles
 from stenograph.offload.body_slots import BodySlots
-from stenograph.testing.standins.planned_server import ReplyScript
-from stenograph.testing.standins.sglang_server import SGLangServer
-from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.text.renderer import Renderer
 
 from .conftest import END, running, user

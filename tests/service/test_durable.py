@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from standins.clock import ManualClock
 from stenograph.core.errors import StorageUnavailable
 from stenograph.store.database import FileConnection
 from stenograph.store.folder import DataFolder
 from stenograph.store.sqlite import SqliteStore
-from stenograph.testing.standins.clock import ManualClock
 from stenograph.trajectory.commits import ModelMark
 
 from .conftest import Answer, Live, assistant, user

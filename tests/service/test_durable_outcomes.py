@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from standins.clock import ManualClock
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.store.folder import DataFolder
-from stenograph.testing.standins.clock import ManualClock
 
 from .conftest import Live, user
 from .test_durable import Failing, Serve, conversation, folder, kept, shown

@@ -10,6 +10,15 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from standins.planned_server import AskedRequest
+from standins.planned_server import ReplyScript as Reply
+from standins.scripted_engine import Script, ScriptedEngine
+from standins.sglang_server import SGLangServer
+from standins.tiny.llama import CONTEXT, VOCAB, write_tiny_folder
+from standins.tiny.model import TinyModel
+from stenograph.conformance.check import check_engine
+from stenograph.conformance.lab import EngineUnderTest
+from stenograph.conformance.laws import LAST_LAWS, LAWS
 from stenograph.core.clock import SystemClock
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.types import (
@@ -29,15 +38,6 @@ from stenograph.engine.base import GenerateRequest
 from stenograph.engine.fleet.fleet import Fleet, FleetMember
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.sglang.chat import SGLangChat
-from stenograph.testing.standins.planned_server import AskedRequest
-from stenograph.testing.standins.planned_server import ReplyScript as Reply
-from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
-from stenograph.testing.standins.sglang_server import SGLangServer
-from stenograph.testing.suite.conformance import check_engine
-from stenograph.testing.suite.engine_lab import EngineUnderTest
-from stenograph.testing.suite.engine_laws import LAST_LAWS, LAWS
-from stenograph.testing.tiny.llama import CONTEXT, VOCAB, write_tiny_folder
-from stenograph.testing.tiny.model import TinyModel
 
 Make = Callable[[], AbstractAsyncContextManager[EngineUnderTest]]
 

@@ -11,6 +11,10 @@ import aiohttp
 import numpy as np
 import pytest
 
+from standins.lmdeploy_server import LMDeployServer
+from standins.planned_server import PlannedServer, ReplyScript
+from standins.sglang_server import SGLangServer
+from standins.vllm_server import VLLMServer
 from stenograph.core.clock import SystemClock
 from stenograph.engine.fleet.fleet import Fleet, FleetMember
 from stenograph.engine.http.adapter import EngineAdapter
@@ -21,10 +25,6 @@ from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.engine.sglang.generate import SGLangGenerate
 from stenograph.engine.vllm.adapter import VLLM
 from stenograph.session.manager import SessionManager
-from stenograph.testing.standins.lmdeploy_server import LMDeployServer
-from stenograph.testing.standins.planned_server import PlannedServer, ReplyScript
-from stenograph.testing.standins.sglang_server import SGLangServer
-from stenograph.testing.standins.vllm_server import VLLMServer
 from stenograph.text.renderer import Renderer
 from stenograph.trajectory.history import Attachment
 

@@ -8,6 +8,11 @@ from typing import Any
 import aiohttp
 import pytest
 
+from standins.faults import Answer
+from standins.lmdeploy_server import LMDeployServer
+from standins.planned_server import AskedRequest, ReplyScript
+from standins.scripted_engine import ScriptedEngine
+from standins.sglang_server import SGLangServer
 from stenograph.core.clock import SystemClock
 from stenograph.engine.base import Engine
 from stenograph.engine.fleet.fleet import Fleet, FleetMember
@@ -15,11 +20,6 @@ from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.lmdeploy.adapter import LMDeploy
 from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.engine.sglang.generate import SGLangGenerate
-from stenograph.testing.standins.faults import Answer
-from stenograph.testing.standins.lmdeploy_server import LMDeployServer
-from stenograph.testing.standins.planned_server import AskedRequest, ReplyScript
-from stenograph.testing.standins.scripted_engine import ScriptedEngine
-from stenograph.testing.standins.sglang_server import SGLangServer
 from stenograph.text.renderer import Renderer
 
 from .conftest import END, Live, running, user

@@ -12,15 +12,15 @@ from urllib.parse import quote
 import aiohttp
 import pytest
 
+from standins.planned_server import AskedRequest
+from standins.planned_server import ReplyScript as Reply
+from standins.scripted_engine import ScriptedEngine
+from standins.sglang_server import SGLangServer
 from stenograph.core.clock import SystemClock
 from stenograph.engine.settings import EngineKind
 from stenograph.http.engines import make_engine
 from stenograph.http.settings import Settings
 from stenograph.offload.body_slots import BodySlots
-from stenograph.testing.standins.planned_server import AskedRequest
-from stenograph.testing.standins.planned_server import ReplyScript as Reply
-from stenograph.testing.standins.scripted_engine import ScriptedEngine
-from stenograph.testing.standins.sglang_server import SGLangServer
 from stenograph.text.renderer import Renderer
 
 from .conftest import END, Answer, Live, assistant, running, tiny_files, user

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from standins.planned_server import AskedRequest
+from standins.scripted_engine import ScriptedEngine
 from stenograph.core.clock import SystemClock
 from stenograph.core.weights import ControlAnswer, NameWeights, UpdateWeights, WeightCommand
 from stenograph.engine.base import EngineHealth, EngineState
@@ -16,8 +18,6 @@ from stenograph.engine.fleet.fleet import Fleet, FleetMember
 from stenograph.http.engine_routes import EngineRoutes
 from stenograph.session.weight_sync import SyncResult, WeightSync
 from stenograph.session.weights import SyncState, Weights
-from stenograph.testing.standins.planned_server import AskedRequest
-from stenograph.testing.standins.scripted_engine import ScriptedEngine
 from stenograph.text.renderer import Renderer
 
 from .test_engines_join import rigged

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 import safetensors.numpy
 
+from standins.tiny.llama import write_tiny_folder
 from stenograph.cli.main import main
 from stenograph.http.storage import model_mark
 from stenograph.model.files import load_model_files
-from stenograph.testing.tiny.llama import write_tiny_folder
 from stenograph.trajectory.commits import ModelMark
 
 from .test_durable import Serve, conversation, folder, kept

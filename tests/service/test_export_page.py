@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from standins.tiny.llama import write_tiny_folder
 from stenograph.cli.main import main
 from stenograph.http.storage import model_mark
 from stenograph.model.files import load_model_files
-from stenograph.testing.tiny.llama import write_tiny_folder
 
 from .conftest import Live, assistant, user
 from .console_kit import HOSTILE

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from standins.clock import ManualClock
+from standins.scripted_engine import Script, ScriptedEngine
 from stenograph.core.errors import (
     EngineUnavailable,
     InvalidRequest,
@@ -23,8 +25,6 @@ from stenograph.core.types import Chunk, FinishReason, GrammarKind, Prompt, Requ
 from stenograph.engine.base import Capabilities, EngineState, EngineStatus, GenerateRequest, Outcome
 from stenograph.engine.fleet.fleet import Fleet, FleetMember, common_capabilities
 from stenograph.engine.fleet.trust import FIRST_PAUSE_S
-from stenograph.testing.standins.clock import ManualClock
-from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 
 SAID = (5, 6, 7)
 GONE = UpstreamUnreachable("connection refused")

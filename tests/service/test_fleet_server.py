@@ -12,6 +12,11 @@ from typing import Any
 import aiohttp
 import pytest
 
+from standins.faults import Fault
+from standins.planned_server import ReplyScript as Reply
+from standins.scripted_engine import Script, ScriptedEngine
+from standins.sglang_server import SGLangServer
+from standins.tiny.llama import write_tiny_folder
 from stenograph.core.clock import SystemClock
 from stenograph.core.errors import UpstreamUnreachable
 from stenograph.core.types import Finish, FinishReason
@@ -24,11 +29,6 @@ from stenograph.http.engines import make_engine
 from stenograph.http.settings import Settings
 from stenograph.model.files import load_model_files
 from stenograph.offload.body_slots import BodySlots
-from stenograph.testing.standins.faults import Fault
-from stenograph.testing.standins.planned_server import ReplyScript as Reply
-from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
-from stenograph.testing.standins.sglang_server import SGLangServer
-from stenograph.testing.tiny.llama import write_tiny_folder
 from stenograph.text.renderer import Renderer
 
 from .conftest import END, Live, assistant, running, user

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from standins.scripted_engine import Script
 from stenograph.core.errors import UpstreamUnreachable
 from stenograph.core.types import Finish, FinishReason
-from stenograph.testing.standins.scripted_engine import Script
 
 from .conftest import END, Answer, Live, assistant, output_ids, user
 

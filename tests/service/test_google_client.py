@@ -8,8 +8,8 @@ import pytest
 from google import genai
 from google.genai import errors, types
 
+from standins.scripted_engine import Script
 from stenograph.core.errors import UpstreamUnreachable
-from stenograph.testing.standins.scripted_engine import Script
 
 from .conftest import Live, output_ids
 from .test_gemini import CALL, LOOK, THOUGHT, ask, said, stream

@@ -6,11 +6,11 @@ from typing import Any
 
 import aiohttp
 
+from standins.tiny.llama import write_tiny_folder
 from stenograph.embedded.options import EmbeddedOptions
 from stenograph.engine.embedded import EmbeddedEngine
 from stenograph.http.app import make_renderer
 from stenograph.model.files import load_model_files
-from stenograph.testing.tiny.llama import write_tiny_folder
 
 from .conftest import running
 

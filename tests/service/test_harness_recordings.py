@@ -15,9 +15,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from standins.scripted_engine import Script, ScriptedEngine
 from stenograph.core.types import Finish, FinishReason
 from stenograph.dialects.settings import UnknownFields
-from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 from stenograph.text.renderer import Renderer
 
 from .conftest import Answer, Live, output_ids, running

@@ -9,11 +9,11 @@ from typing import Any
 import aiohttp
 import pytest
 
+from standins.clock import ManualClock
+from standins.scripted_engine import Script, ScriptedEngine
 from stenograph.core.errors import UpstreamUnreachable
 from stenograph.core.sse import STILL_ALIVE
 from stenograph.http.keep_alive import BEGIN_S, SILENCE_S
-from stenograph.testing.standins.clock import ManualClock
-from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 from stenograph.text.renderer import Renderer
 
 from .conftest import END, Live, running, user

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from standins.clock import ManualClock
+from standins.scripted_engine import Script
 from stenograph.core.errors import StartupError, UpstreamUnreachable
 from stenograph.core.messages import Message, Role
 from stenograph.core.types import Finish, FinishReason
 from stenograph.session import sessions
-from stenograph.testing.standins.clock import ManualClock
-from stenograph.testing.standins.scripted_engine import Script
 from stenograph.trajectory.matching import load_matcher
 
 from .conftest import Answer, Live, assistant, user

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from standins.faults import Answer, Fault, FaultyConnection, HttpRequest, send, send_events
 from stenograph.core.errors import UpstreamInvalid, UpstreamRefused, UpstreamUnreachable
 from stenograph.core.types import Chunk, Finish, FinishReason, Prompt, RequestId, SamplingParams, token_ids
 from stenograph.engine.base import EngineState, GenerateRequest
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.llamacpp.adapter import LlamaCpp
 from stenograph.engine.llamacpp.text import Pieces
-from stenograph.testing.standins.faults import Answer, Fault, FaultyConnection, HttpRequest, send, send_events
 
 RECORDINGS = Path(__file__).parents[1] / "recordings" / "llamacpp"
 VOCAB = 49152

@@ -11,12 +11,12 @@ from typing import Any
 import aiohttp
 import pytest
 
+from standins.faults import Answer, Fault
+from standins.planned_server import AskedRequest, PlannedServer, Play, ReplyScript
+from standins.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.llamacpp.adapter import LlamaCpp
 from stenograph.engine.llamacpp.text import pieces_of
-from stenograph.testing.standins.faults import Answer, Fault
-from stenograph.testing.standins.planned_server import AskedRequest, PlannedServer, Play, ReplyScript
-from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.text.renderer import Renderer
 
 from .conftest import END, running, user

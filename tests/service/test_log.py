@@ -7,9 +7,9 @@ from contextlib import AbstractAsyncContextManager
 
 import pytest
 
+from standins.scripted_engine import Script
 from stenograph.core.errors import UpstreamInvalid, UpstreamUnreachable
 from stenograph.core.log_line import LogLine
-from stenograph.testing.standins.scripted_engine import Script
 
 from .conftest import Live, assistant, user
 

@@ -7,14 +7,14 @@ from typing import Any
 import aiohttp
 import pytest
 
+from standins.planned_server import PlannedServer, ReplyScript
+from standins.sglang_server import SGLangServer
+from standins.vllm_server import VLLMServer
 from stenograph.core.types import LogprobsKind
 from stenograph.engine.http.adapter import EngineAdapter
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.engine.vllm.adapter import VLLM
-from stenograph.testing.standins.planned_server import PlannedServer, ReplyScript
-from stenograph.testing.standins.sglang_server import SGLangServer
-from stenograph.testing.standins.vllm_server import VLLMServer
 from stenograph.text.renderer import Renderer
 
 from .conftest import END, Answer, running, user

@@ -8,6 +8,9 @@ from functools import partial
 
 import pytest
 
+from standins.planned_server import AskedRequest, PlannedServer, ReplyScript
+from standins.sglang_server import SGLangServer
+from standins.vllm_server import VLLMServer
 from stenograph.core.errors import StartupError, UpstreamTimeout
 from stenograph.core.types import LogprobsKind
 from stenograph.engine.base import EngineState
@@ -18,9 +21,6 @@ from stenograph.engine.http.transport import EngineTransport, Headers, HttpReply
 from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.engine.sglang.generate import SGLangGenerate
 from stenograph.engine.vllm.adapter import VLLM
-from stenograph.testing.standins.planned_server import AskedRequest, PlannedServer, ReplyScript
-from stenograph.testing.standins.sglang_server import SGLangServer
-from stenograph.testing.standins.vllm_server import VLLMServer
 
 RAW, TEMPERED, SAMPLING, _ = LogprobsKind
 LOGITS = [-number / 3 for number in range(40)]

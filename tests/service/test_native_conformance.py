@@ -10,6 +10,13 @@ from typing import Any
 
 import pytest
 
+from standins.lmdeploy_server import CHAT_FIELDS, GENERATE_FIELDS, LMDeployServer
+from standins.planned_server import AskedRequest, PlannedServer, ReplyScript
+from standins.sglang_server import SERVER_INFO, SGLangServer
+from standins.tiny.llama import CONTEXT, VOCAB, write_tiny_folder
+from standins.tiny.model import TinyModel
+from stenograph.conformance.check import check_engine
+from stenograph.conformance.lab import EngineUnderTest
 from stenograph.core.types import (
     RAW_LOGPROBS,
     Grammar,
@@ -26,13 +33,6 @@ from stenograph.engine.lmdeploy.adapter import LMDeploy
 from stenograph.engine.lmdeploy.request import session_of
 from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.engine.sglang.generate import SGLangGenerate
-from stenograph.testing.standins.lmdeploy_server import CHAT_FIELDS, GENERATE_FIELDS, LMDeployServer
-from stenograph.testing.standins.planned_server import AskedRequest, PlannedServer, ReplyScript
-from stenograph.testing.standins.sglang_server import SERVER_INFO, SGLangServer
-from stenograph.testing.suite.conformance import check_engine
-from stenograph.testing.suite.engine_lab import EngineUnderTest
-from stenograph.testing.tiny.llama import CONTEXT, VOCAB, write_tiny_folder
-from stenograph.testing.tiny.model import TinyModel
 
 
 @pytest.fixture(scope="module")

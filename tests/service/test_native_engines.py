@@ -11,6 +11,10 @@ from typing import Any
 
 import pytest
 
+from standins.faults import Fault
+from standins.lmdeploy_server import GENERATE_FIELDS, LMDeployServer
+from standins.planned_server import PlannedServer, ReplyScript
+from standins.sglang_server import SGLangServer
 from stenograph.core.errors import (
     ContextLengthExceeded,
     EngineUnavailable,
@@ -42,10 +46,6 @@ from stenograph.engine.settings import ReplayKind
 from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.engine.sglang.generate import SGLangGenerate
 from stenograph.engine.validate import TurnCollector
-from stenograph.testing.standins.faults import Fault
-from stenograph.testing.standins.lmdeploy_server import GENERATE_FIELDS, LMDeployServer
-from stenograph.testing.standins.planned_server import PlannedServer, ReplyScript
-from stenograph.testing.standins.sglang_server import SGLangServer
 
 VOCAB = 1000
 EOS = 7

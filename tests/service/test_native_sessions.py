@@ -9,17 +9,17 @@ from typing import Any
 import aiohttp
 import pytest
 
+from standins.faults import Fault
+from standins.lmdeploy_server import LMDeployServer
+from standins.planned_server import PlannedServer, ReplyScript
+from standins.sglang_server import SGLangServer
+from standins.vllm_server import VLLMServer
 from stenograph.engine.http.adapter import EngineAdapter
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.lmdeploy.adapter import LMDeploy
 from stenograph.engine.sglang.generate import SGLangGenerate
 from stenograph.engine.vllm.adapter import VLLM
 from stenograph.session.manager import SessionManager
-from stenograph.testing.standins.faults import Fault
-from stenograph.testing.standins.lmdeploy_server import LMDeployServer
-from stenograph.testing.standins.planned_server import PlannedServer, ReplyScript
-from stenograph.testing.standins.sglang_server import SGLangServer
-from stenograph.testing.standins.vllm_server import VLLMServer
 from stenograph.text.renderer import Renderer
 
 from .conftest import END, running, user

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from standins.clock import ManualClock
+from standins.postgres_server import postgres_server, programs
+from standins.shared_rows import MemoryRows, SharedTables
 from stenograph.cli.main import main
 from stenograph.cluster.postgres.connection import Lane
 from stenograph.cluster.postgres.schema import prepare
@@ -18,9 +21,6 @@ from stenograph.cluster.postgres.server import PostgresRows
 from stenograph.cluster.postgres.store import PostgresStore
 from stenograph.core.clock import SystemClock
 from stenograph.http.listen import listen, url_of
-from stenograph.testing.standins.clock import ManualClock
-from stenograph.testing.standins.postgres_server import postgres_server, programs
-from stenograph.testing.standins.shared_rows import MemoryRows, SharedTables
 
 from .conftest import Live, assistant, output_ids, user
 from .test_durable import conversation

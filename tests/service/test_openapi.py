@@ -17,6 +17,7 @@ from schemathesis.engine.run import PhaseName
 from schemathesis.generation.meta import CoveragePhaseData, CoverageScenario
 from starlette.routing import Route
 
+from standins.scripted_engine import Script, ScriptedEngine
 from stenograph.core import errors
 from stenograph.core.clock import SystemClock
 from stenograph.core.errors import StenographError
@@ -30,7 +31,6 @@ from stenograph.http.openapi.document import openapi_document
 from stenograph.http.openapi.schemas import Described
 from stenograph.http.settings import Settings
 from stenograph.offload.pool import CpuPool
-from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 from stenograph.text.renderer import Renderer
 
 from .conftest import END, Live, assistant, running, user

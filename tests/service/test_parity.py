@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from openai.types.chat import ChatCompletionChunk
 from safetensors.numpy import load
 
+from standins.scripted_engine import Script, ScriptedEngine
 from stenograph.core.kinds import Compat
 from stenograph.core.types import Chunk, Finish, FinishReason
 from stenograph.engine.base import GenerateRequest
-from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 from stenograph.text.renderer import Renderer
 
 from .conftest import Live, output_ids, running, user

@@ -11,6 +11,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from standins.clock import ManualClock
+from standins.scripted_engine import Script, ScriptedEngine
 from stenograph.cli.main import main
 from stenograph.cli.settings_table import load_settings
 from stenograph.core import errors
@@ -20,8 +22,6 @@ from stenograph.core.kinds import Compat
 from stenograph.core.types import Finish, FinishReason
 from stenograph.engine.settings import EngineKind
 from stenograph.http.settings import Settings
-from stenograph.testing.standins.clock import ManualClock
-from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 from stenograph.text.renderer import Renderer
 
 from .conftest import Answer, Live, assistant, running, user

@@ -12,10 +12,10 @@ import openai
 import pydantic
 import pytest
 
+from standins.scripted_engine import Script
 from stenograph.core.errors import EngineUnavailable
 from stenograph.core.types import GrammarKind
 from stenograph.offload.pool import CpuPool
-from stenograph.testing.standins.scripted_engine import Script
 
 from .conftest import Live, output_ids, user
 

@@ -10,10 +10,10 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from standins.scripted_engine import Script
 from stenograph.core.errors import UpstreamUnreachable
 from stenograph.core.types import Finish, FinishReason
 from stenograph.http.keep_alive import BEGIN_S, SILENCE_S
-from stenograph.testing.standins.scripted_engine import Script
 
 from ..openresponses import check_event, check_response
 from .conftest import END, Answer, Live, assistant, output_ids, user

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from standins.clock import ManualClock
+from standins.scripted_engine import Script, ScriptedEngine
 from stenograph.core.types import Finish, FinishReason
 from stenograph.engine.base import GenerateRequest
 from stenograph.store.folder import DataFolder
 from stenograph.store.sqlite import SqliteStore
-from stenograph.testing.standins.clock import ManualClock
-from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 from stenograph.text.renderer import Renderer
 
 from .conftest import END, Live, assistant, running, user

@@ -14,6 +14,7 @@ import aiohttp
 import numpy as np
 import pytest
 
+from standins.scripted_engine import Script, ScriptedEngine
 from stenograph.client import (
     AgentFailure,
     BatchProgress,
@@ -27,7 +28,6 @@ from stenograph.client import (
 )
 from stenograph.core.errors import EngineUnavailable, UpstreamRefused
 from stenograph.engine.base import GenerateRequest
-from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 
 from .conftest import END, Live, running, user
 

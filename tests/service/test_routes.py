@@ -8,6 +8,10 @@ import aiohttp
 import numpy as np
 import pytest
 
+from standins.lmdeploy_server import LMDeployServer
+from standins.planned_server import AskedRequest, PlannedServer, ReplyScript
+from standins.sglang_server import SGLangServer
+from standins.vllm_server import VLLMServer
 from stenograph.client.samples import decoded
 from stenograph.engine.http.adapter import EngineAdapter
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
@@ -16,10 +20,6 @@ from stenograph.engine.settings import ReplayKind
 from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.engine.sglang.generate import SGLangGenerate
 from stenograph.engine.vllm.adapter import VLLM
-from stenograph.testing.standins.lmdeploy_server import LMDeployServer
-from stenograph.testing.standins.planned_server import AskedRequest, PlannedServer, ReplyScript
-from stenograph.testing.standins.sglang_server import SGLangServer
-from stenograph.testing.standins.vllm_server import VLLMServer
 from stenograph.text.renderer import Renderer
 
 from .conftest import END, running, user

@@ -11,6 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from standins.lmdeploy_server import LMDeployServer
+from standins.planned_server import AskedRequest, PlannedServer, ReplyScript
+from standins.sglang_server import SGLangServer
+from standins.vllm_server import VLLMServer
 from stenograph.core.routing import Routing
 from stenograph.engine.http.adapter import EngineAdapter
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
@@ -18,10 +22,6 @@ from stenograph.engine.lmdeploy.adapter import LMDeploy
 from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.engine.sglang.generate import SGLangGenerate
 from stenograph.engine.vllm.adapter import VLLM
-from stenograph.testing.standins.lmdeploy_server import LMDeployServer
-from stenograph.testing.standins.planned_server import AskedRequest, PlannedServer, ReplyScript
-from stenograph.testing.standins.sglang_server import SGLangServer
-from stenograph.testing.standins.vllm_server import VLLMServer
 from stenograph.text.renderer import Renderer
 
 from .conftest import END, Answer, Live, running, user

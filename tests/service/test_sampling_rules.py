@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from standins.scripted_engine import Script
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.errors import InvalidRequest, StartupError
 from stenograph.core.types import Finish, FinishReason, SamplingParams
 from stenograph.http.rule_files import sampling_of
 from stenograph.http.settings import Settings
 from stenograph.session.settings import OverBudget
-from stenograph.testing.standins.scripted_engine import Script
 
 from .conftest import Answer, Live, assistant, user
 from .test_toy_dialect import ToyDialect

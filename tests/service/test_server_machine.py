@@ -18,14 +18,14 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
+from standins.clock import ManualClock
+from standins.postgres_server import postgres_server, programs
+from standins.scripted_engine import Script, ScriptedEngine
+from standins.shared_rows import MemoryRows, SharedTables
 from stenograph.cluster.postgres.schema import prepare
 from stenograph.cluster.postgres.server import PostgresRows
 from stenograph.cluster.postgres.shared_rows import SharedRows
 from stenograph.cluster.postgres.store import PostgresStore
-from stenograph.testing.standins.clock import ManualClock
-from stenograph.testing.standins.postgres_server import postgres_server, programs
-from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
-from stenograph.testing.standins.shared_rows import MemoryRows, SharedTables
 from stenograph.text.renderer import Renderer
 
 from .conftest import Answer, Live, output_ids

@@ -23,6 +23,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from standins.clock import ManualClock
+from standins.scripted_engine import Script, ScriptedEngine
 from stenograph.core.budgets import Budgets, OverLimit
 from stenograph.core.chat import ChatRequest
 from stenograph.core.errors import (
@@ -49,8 +51,6 @@ from stenograph.session.steps import TurnServices
 from stenograph.session.strand import NUM_FORKS
 from stenograph.session.turn import TurnOutcome
 from stenograph.session.watch import TurnAbandoned, Watch
-from stenograph.testing.standins.clock import ManualClock
-from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 from stenograph.text.renderer import Renderer
 from stenograph.trajectory.history import Discarded
 from stenograph.trajectory.turn import Node, TurnStatus, line_ids, line_messages

@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 from yarl import URL
 
+from standins.faults import Answer as Response
+from standins.faults import Fault
+from standins.planned_server import AskedRequest, ReplyScript
+from standins.sglang_server import SGLangServer
 from stenograph.core.kinds import ReplyMode
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.settings import ReplayKind
 from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.session.manager import SessionManager
-from stenograph.testing.standins.faults import Answer as Response
-from stenograph.testing.standins.faults import Fault
-from stenograph.testing.standins.planned_server import AskedRequest, ReplyScript
-from stenograph.testing.standins.sglang_server import SGLangServer
 from stenograph.text.renderer import Renderer
 
 from .conftest import END, Answer, assistant, output_ids, running, user

@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from standins.faults import Fault
+from standins.planned_server import ReplyScript
+from standins.sglang_server import SGLangServer
 from stenograph.core.chat import ChatRequest
 from stenograph.core.errors import (
     EngineUnavailable,
@@ -29,9 +32,6 @@ from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.http.transport import EngineTransport, end_to_end
 from stenograph.engine.settings import ReplayKind
 from stenograph.engine.sglang.chat import SGLangChat
-from stenograph.testing.standins.faults import Fault
-from stenograph.testing.standins.planned_server import ReplyScript
-from stenograph.testing.standins.sglang_server import SGLangServer
 
 VOCAB = 1000
 IDS = (104, 105, 7)

@@ -13,8 +13,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from stenograph.testing.standins.planned_server import ReplyScript
-from stenograph.testing.standins.sglang_server import CHAT_PATH, GENERATE_PATH, SERVER_INFO, SGLangServer
+from standins.planned_server import ReplyScript
+from standins.sglang_server import CHAT_PATH, GENERATE_PATH, SERVER_INFO, SGLangServer
 
 from .shapes import differences, parsed, shape
 

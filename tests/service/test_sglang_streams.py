@@ -10,10 +10,10 @@ from typing import Any
 import aiohttp
 import pytest
 
+from standins.faults import Answer as Response
+from standins.planned_server import AskedRequest, ReplyScript
+from standins.sglang_server import SERVER_INFO
 from stenograph.engine.settings import ReplayKind
-from stenograph.testing.standins.faults import Answer as Response
-from stenograph.testing.standins.planned_server import AskedRequest, ReplyScript
-from stenograph.testing.standins.sglang_server import SERVER_INFO
 
 from .conftest import END, assistant, output_ids, user
 from .test_sglang_chat import Connect, Rig, connect  # noqa: F401 - a fixture

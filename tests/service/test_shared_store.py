@@ -21,6 +21,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from standins.clock import ManualClock
+from standins.postgres_server import USER, PostgresServer, postgres_server, programs
+from standins.shared_rows import MemoryRows, SharedTables
 from stenograph.cluster.postgres.connection import Lane, connect
 from stenograph.cluster.postgres.schema import SCHEMA, check_connections, check_schema, prepare
 from stenograph.cluster.postgres.server import NUM_CONNECTIONS, PostgresRows
@@ -31,10 +34,7 @@ from stenograph.core.errors import SessionElsewhere, StartupError, StenographErr
 from stenograph.core.types import SessionId
 from stenograph.store.codec.rows import COMMIT, HEAD_BYTES, OPENED, OUTCOME, Totals, row_body, row_digest
 from stenograph.store.groups import NewRow, NewSession
-from stenograph.testing.standins.clock import ManualClock
-from stenograph.testing.standins.postgres_server import USER, PostgresServer, postgres_server, programs
-from stenograph.testing.standins.shared_rows import MemoryRows, SharedTables
-from stenograph.testing.suite.store_laws import ONE_TURN, appended, check_store, payloads, session_id
+from tests.store_laws import ONE_TURN, appended, check_store, payloads, session_id
 
 pytestmark = pytest.mark.timeout(120)
 

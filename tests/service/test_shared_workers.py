@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from standins.shared_rows import MemoryRows, SharedTables
 from stenograph.cluster.postgres.owner_name import OwnerName
 from stenograph.cluster.postgres.store import PostgresStore
 from stenograph.core.clock import SystemClock
 from stenograph.core.types import SessionId
-from stenograph.testing.standins.shared_rows import MemoryRows, SharedTables
 from stenograph.text.renderer import Renderer
 
 from .conftest import Answer, Live, assistant, user

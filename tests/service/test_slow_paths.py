@@ -19,6 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from standins.scripted_engine import Script, ScriptedEngine
+from standins.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.core.chat import CompletionRequest
 from stenograph.core.clock import SystemClock
 from stenograph.core.ids_json import PIECE_IDS, encode_ids
@@ -38,8 +40,6 @@ from stenograph.session.opening import Opening, openings
 from stenograph.session.services import TurnServices
 from stenograph.session.session import SessionOptions
 from stenograph.session.strand import Seats
-from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
-from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.text.renderer import Renderer
 from stenograph.text.template.template import ChatTemplate
 

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 import aiohttp
 import pytest
 
+from standins.clock import ManualClock
+from standins.scripted_engine import ScriptedEngine
 from stenograph.http.turn_route import DECODED_OFF_LOOP_BYTES
 from stenograph.offload.pool import CpuPool
-from stenograph.testing.standins.clock import ManualClock
-from stenograph.testing.standins.scripted_engine import ScriptedEngine
 from stenograph.text.renderer import Renderer
 
 from .conftest import Answer, Live, running, user

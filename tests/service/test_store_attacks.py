@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from standins.clock import ManualClock
 from stenograph.cli.store_commands import check_folder
 from stenograph.core.errors import StorageUnavailable
 from stenograph.core.types import SessionId
@@ -20,8 +21,7 @@ from stenograph.store.database import FileConnection
 from stenograph.store.folder import DataFolder
 from stenograph.store.look import looks
 from stenograph.store.sqlite import SqliteStore
-from stenograph.testing.standins.clock import ManualClock
-from stenograph.testing.suite.store_laws import appended, session_id
+from tests.store_laws import appended, session_id
 
 from .conftest import Live, assistant, user
 

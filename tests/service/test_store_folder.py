@@ -18,7 +18,7 @@ from stenograph.store.database import MIGRATIONS, Database, FileConnection
 from stenograph.store.folder import DataFolder, file_of, make_private
 from stenograph.store.settings import Durability
 from stenograph.store.sqlite import SqliteStore
-from stenograph.testing.suite.store_laws import appended, session_id
+from tests.store_laws import appended, session_id
 
 pytestmark = pytest.mark.timeout(60)
 

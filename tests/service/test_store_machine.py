@@ -27,7 +27,7 @@ from stenograph.store.database import FileConnection
 from stenograph.store.folder import DataFolder
 from stenograph.store.settings import Durability
 from stenograph.store.sqlite import SqliteStore
-from stenograph.testing.suite.store_laws import ONE_TURN, payloads, session_id
+from tests.store_laws import ONE_TURN, payloads, session_id
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from standins.clock import ManualClock
 from stenograph.core.errors import SessionDamaged, StartupError, StorageUnavailable
 from stenograph.core.types import SessionId
 from stenograph.store import sqlite as sqlite_store
@@ -22,8 +23,7 @@ from stenograph.store.files import open_files
 from stenograph.store.folder import LOCK_NAME, RESERVE_NAME, DataFolder, filesystem_of, looked_at
 from stenograph.store.settings import Durability
 from stenograph.store.sqlite import SqliteStore, sync_log
-from stenograph.testing.standins.clock import ManualClock
-from stenograph.testing.suite.store_laws import ONE_TURN, appended, check_store, payloads, session_id
+from tests.store_laws import ONE_TURN, appended, check_store, payloads, session_id
 
 from .memory_store import MemoryStore
 

@@ -6,8 +6,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from standins.scripted_engine import ScriptedEngine
 from stenograph.core.types import Finish, FinishReason
-from stenograph.testing.standins.scripted_engine import ScriptedEngine
 from stenograph.text.renderer import Renderer
 
 from .conftest import Answer, Live, assistant, output_ids, running, user

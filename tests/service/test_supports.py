@@ -12,6 +12,9 @@ import pyarrow.ipc
 import pytest
 from safetensors.numpy import load
 
+from standins.planned_server import PlannedServer, ReplyScript
+from standins.sglang_server import SGLangServer
+from standins.vllm_server import VLLMServer
 from stenograph.client.samples import decoded
 from stenograph.core.settings import Switch
 from stenograph.core.support import supports
@@ -21,9 +24,6 @@ from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.engine.sglang.generate import SGLangGenerate
 from stenograph.engine.vllm.adapter import VLLM
-from stenograph.testing.standins.planned_server import PlannedServer, ReplyScript
-from stenograph.testing.standins.sglang_server import SGLangServer
-from stenograph.testing.standins.vllm_server import VLLMServer
 from stenograph.text.renderer import Renderer
 from stenograph.trainers.rows import support_rows
 

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from stenograph.testing.standins.scripted_engine import ScriptedEngine
+from standins.scripted_engine import ScriptedEngine
 from stenograph.text.renderer import Renderer
 
 from .conftest import Live, running

@@ -8,6 +8,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from standins.clock import ManualClock
+from standins.scripted_engine import Script, ScriptedEngine
+from standins.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.core.day import Day
 from stenograph.core.errors import StartupError
 from stenograph.core.messages import Message, Role
@@ -15,9 +18,6 @@ from stenograph.core.settings import Switch
 from stenograph.http.app import make_renderer, renderer_of, template_kwargs_of
 from stenograph.http.settings import Settings
 from stenograph.model.files import ModelFiles
-from stenograph.testing.standins.clock import ManualClock
-from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
-from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.text.renderer import Renderer
 
 from .conftest import END, running, user

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from standins.scripted_engine import Script
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.routing import Routing
 from stenograph.core.types import Finish, FinishReason
-from stenograph.testing.standins.scripted_engine import Script
 
 from .conftest import END, Answer, Live, output_ids, user
 

@@ -11,13 +11,13 @@ from typing import Any
 import aiohttp
 import pytest
 
+from standins.tiny.llama import write_tiny_folder
 from stenograph.core.errors import EngineUnavailable, UnrenderableMessage
 from stenograph.embedded.options import EmbeddedOptions
 from stenograph.engine.embedded import EmbeddedEngine
 from stenograph.http.app import make_renderer
 from stenograph.model.files import load_model_files
 from stenograph.model.tokenizer import Span
-from stenograph.testing.tiny.llama import write_tiny_folder
 from stenograph.text.renderer import Renderer
 
 from .conftest import running, user

@@ -16,6 +16,9 @@ import aiohttp
 import msgspec
 import pytest
 
+from standins.planned_server import ReplyScript
+from standins.scripted_engine import Script, ScriptedEngine
+from standins.sglang_server import SGLangServer
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ChatReply, ChatRequest, ReplyOptions, Spelling, StreamPiece
 from stenograph.core.errors import ContextLengthExceeded, InvalidRequest, StenographError, UpstreamUnreachable
@@ -24,9 +27,6 @@ from stenograph.core.types import SamplingParams
 from stenograph.dialects.base import Body, Decoded, Incoming, Refusal
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.sglang.chat import SGLangChat
-from stenograph.testing.standins.planned_server import ReplyScript
-from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
-from stenograph.testing.standins.sglang_server import SGLangServer
 from stenograph.text.renderer import Renderer
 
 from .conftest import END, Answer, Live, assistant, running, user

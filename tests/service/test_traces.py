@@ -13,6 +13,7 @@ from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.semconv.attributes import error_attributes, http_attributes, url_attributes, user_agent_attributes
 
 import stenograph
+from standins.scripted_engine import Script, ScriptedEngine
 from stenograph.core.clock import SystemClock
 from stenograph.core.errors import EngineUnavailable, StartupError
 from stenograph.core.trace_context import TraceContext
@@ -21,7 +22,6 @@ from stenograph.http.traces import spans as names
 from stenograph.http.traces import tracing
 from stenograph.http.traces.otlp import OtlpExport
 from stenograph.http.traces.spans import TraceSpan
-from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 
 from .collector import Collector, Span
 from .conftest import Live, assistant, user

@@ -5,6 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
+from standins.lmdeploy_server import LMDeployServer
+from standins.planned_server import PlannedServer
+from standins.planned_server import ReplyScript as ServerScript
+from standins.scripted_engine import Script, ScriptedEngine
+from standins.sglang_server import SGLangServer
+from standins.vllm_server import VLLMServer
 from stenograph.core.clock import SystemClock
 from stenograph.core.messages import Message, Tool
 from stenograph.core.types import Finish, FinishReason
@@ -16,12 +22,6 @@ from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.engine.sglang.generate import SGLangGenerate
 from stenograph.engine.vllm.adapter import VLLM
 from stenograph.families.smollm2 import SMOLLM2
-from stenograph.testing.standins.lmdeploy_server import LMDeployServer
-from stenograph.testing.standins.planned_server import PlannedServer
-from stenograph.testing.standins.planned_server import ReplyScript as ServerScript
-from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
-from stenograph.testing.standins.sglang_server import SGLangServer
-from stenograph.testing.standins.vllm_server import VLLMServer
 from stenograph.text.renderer import Bridge, Renderer
 from stenograph.text.template.template import ChatTemplate
 from stenograph.verify.live_session import MAX_ATTEMPTS, LiveSession, play

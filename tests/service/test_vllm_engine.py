@@ -14,6 +14,21 @@ import aiohttp
 import numpy as np
 import pytest
 
+from standins.faults import Fault
+from standins.planned_server import AskedRequest, ReplyScript
+from standins.tiny.llama import CONTEXT, write_tiny_folder
+from standins.tiny.llama import VOCAB as TINY_VOCAB
+from standins.tiny.model import TinyModel
+from standins.vllm_server import (
+    ABORT_PATH,
+    COMPLETIONS_PATH,
+    GENERATE_PATH,
+    GUARDED_ABORT_PATH,
+    VLLMServer,
+)
+from stenograph.conformance.check import check_engine
+from stenograph.conformance.lab import EngineUnderTest
+from stenograph.conformance.laws import LAST_LAWS, LAWS
 from stenograph.core.errors import (
     ContextLengthExceeded,
     EngineUnavailable,
@@ -44,21 +59,6 @@ from stenograph.engine.http.transport import Headers, HttpReply
 from stenograph.engine.settings import ReplayKind
 from stenograph.engine.validate import TurnCollector
 from stenograph.engine.vllm.adapter import VLLM
-from stenograph.testing.standins.faults import Fault
-from stenograph.testing.standins.planned_server import AskedRequest, ReplyScript
-from stenograph.testing.standins.vllm_server import (
-    ABORT_PATH,
-    COMPLETIONS_PATH,
-    GENERATE_PATH,
-    GUARDED_ABORT_PATH,
-    VLLMServer,
-)
-from stenograph.testing.suite.conformance import check_engine
-from stenograph.testing.suite.engine_lab import EngineUnderTest
-from stenograph.testing.suite.engine_laws import LAST_LAWS, LAWS
-from stenograph.testing.tiny.llama import CONTEXT, write_tiny_folder
-from stenograph.testing.tiny.llama import VOCAB as TINY_VOCAB
-from stenograph.testing.tiny.model import TinyModel
 
 VOCAB, EOS = 1000, 7
 IDS, PROMPT = (104, 105, EOS), (1, 2, 3)

@@ -7,10 +7,10 @@ from typing import Any
 import aiohttp
 import pytest
 
+from standins.planned_server import ReplyScript
+from standins.vllm_server import COMPLETIONS_PATH, GENERATE_PATH, VLLMServer
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.vllm.adapter import VLLM
-from stenograph.testing.standins.planned_server import ReplyScript
-from stenograph.testing.standins.vllm_server import COMPLETIONS_PATH, GENERATE_PATH, VLLMServer
 from stenograph.text.renderer import Renderer
 
 from .conftest import END, Answer, running, user

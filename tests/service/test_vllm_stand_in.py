@@ -11,8 +11,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from stenograph.testing.standins.planned_server import ReplyScript
-from stenograph.testing.standins.vllm_server import COMPLETIONS_PATH, GENERATE_PATH, VLLMServer
+from standins.planned_server import ReplyScript
+from standins.vllm_server import COMPLETIONS_PATH, GENERATE_PATH, VLLMServer
 
 from .shapes import differences, parsed, shape
 

@@ -15,9 +15,9 @@ import aiohttp
 import pytest
 
 from benchmarks.house.watched import Tracer, Way
+from standins.sglang_server import SGLangServer
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.sglang.chat import SGLangChat
-from stenograph.testing.standins.sglang_server import SGLangServer
 from stenograph.text.renderer import Renderer
 
 from .conftest import END, assistant, running, user

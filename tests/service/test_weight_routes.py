@@ -10,6 +10,11 @@ from typing import Any
 import aiohttp
 import pytest
 
+from standins.planned_server import AskedRequest, PlannedServer
+from standins.planned_server import ReplyScript as Reply
+from standins.scripted_engine import ScriptedEngine
+from standins.sglang_server import SGLangServer
+from standins.vllm_server import VLLMServer
 from stenograph.core.clock import SystemClock
 from stenograph.core.weights import PauseMode
 from stenograph.engine.fleet.fleet import Fleet, FleetMember
@@ -19,11 +24,6 @@ from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.engine.sglang.generate import SGLangGenerate
 from stenograph.engine.vllm.adapter import VLLM
 from stenograph.session.weight_sync import next_version
-from stenograph.testing.standins.planned_server import AskedRequest, PlannedServer
-from stenograph.testing.standins.planned_server import ReplyScript as Reply
-from stenograph.testing.standins.scripted_engine import ScriptedEngine
-from stenograph.testing.standins.sglang_server import SGLangServer
-from stenograph.testing.standins.vllm_server import VLLMServer
 from stenograph.text.renderer import Renderer
 
 from .conftest import END, Answer, Live, assistant, running, user

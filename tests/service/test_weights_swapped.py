@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
+from standins.tiny.llama import write_tiny_folder
+from standins.tiny.model import TinyModel
 from stenograph.embedded.options import EmbeddedOptions
 from stenograph.engine.embedded import EmbeddedEngine
 from stenograph.http.app import make_renderer
 from stenograph.model.files import load_model_files
-from stenograph.testing.tiny.llama import write_tiny_folder
-from stenograph.testing.tiny.model import TinyModel
 
 from .conftest import running
 

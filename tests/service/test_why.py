@@ -6,12 +6,12 @@ from typing import Any
 
 from msgspec.structs import force_setattr
 
+from standins.scripted_engine import Script
 from stenograph.core.drift import Drift, DriftClass, DriftReport
 from stenograph.core.errors import UpstreamUnreachable
 from stenograph.core.types import Finish, FinishReason
 from stenograph.export.why import Evidence, findings
 from stenograph.session.facts import session_facts
-from stenograph.testing.standins.scripted_engine import Script
 
 from .conftest import Live, assistant, user
 

@@ -24,9 +24,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from standins.clock import ManualClock
+from standins.scripted_engine import Script, ScriptedEngine
 from stenograph.core.types import Finish, FinishReason
-from stenograph.testing.standins.clock import ManualClock
-from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 from stenograph.text.renderer import Renderer
 
 from .conftest import END, Answer, Live, output_ids, user

@@ -11,8 +11,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from standins.scripted_engine import ScriptedEngine
 from stenograph.cluster.peer_connection import DELIVERED, GREETING
-from stenograph.testing.standins.scripted_engine import ScriptedEngine
 from stenograph.text.renderer import Renderer
 
 from .conftest import Answer, Live, assistant, user

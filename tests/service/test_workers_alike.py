@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from safetensors.numpy import load
 
+from standins.scripted_engine import Script, ScriptedEngine
 from stenograph.core.types import Finish, FinishReason
 from stenograph.engine.base import GenerateRequest
 from stenograph.http.settings import Settings
 from stenograph.http.storage import opened_store
 from stenograph.store.folder import DataFolder
-from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 from stenograph.text.renderer import Renderer
 
 from .conftest import END, Answer, Live, assistant, running, user

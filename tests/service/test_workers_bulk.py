@@ -13,7 +13,7 @@ import aiohttp
 import pyarrow.ipc
 import pytest
 
-from stenograph.testing.standins.scripted_engine import ScriptedEngine
+from standins.scripted_engine import ScriptedEngine
 from stenograph.text.renderer import Renderer
 
 from .conftest import Live, user

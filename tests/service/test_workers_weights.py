@@ -12,6 +12,10 @@ import aiohttp
 import pytest
 from msgspec import structs
 
+from standins.planned_server import AskedRequest
+from standins.planned_server import ReplyScript as Reply
+from standins.scripted_engine import ScriptedEngine
+from standins.sglang_server import SGLangServer
 from stenograph.cluster.place import WorkerPlace
 from stenograph.cluster.state_file import StateFile
 from stenograph.core.clock import SystemClock
@@ -21,10 +25,6 @@ from stenograph.engine.settings import EngineKind
 from stenograph.http.engines import make_engine
 from stenograph.http.settings import Settings
 from stenograph.offload.body_slots import BodySlots
-from stenograph.testing.standins.planned_server import AskedRequest
-from stenograph.testing.standins.planned_server import ReplyScript as Reply
-from stenograph.testing.standins.scripted_engine import ScriptedEngine
-from stenograph.testing.standins.sglang_server import SGLangServer
 from stenograph.text.renderer import Renderer
 
 from .conftest import END, Answer, Live, tiny_files, user

@@ -12,6 +12,8 @@ from typing import Any
 
 import aiohttp
 
+from standins.scripted_engine import Script, ScriptedEngine
+from standins.shared_rows import MemoryRows, SharedTables
 from stenograph.cluster.place import WorkerPlace
 from stenograph.cluster.postgres.shared_rows import SharedRows
 from stenograph.cluster.postgres.store import PostgresStore
@@ -29,8 +31,6 @@ from stenograph.offload.pool import CpuPool
 from stenograph.session.manager import SessionManager
 from stenograph.store.base import SessionStore
 from stenograph.store.folder import DataFolder
-from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
-from stenograph.testing.standins.shared_rows import MemoryRows, SharedTables
 from stenograph.text.renderer import Renderer
 
 from .conftest import Live

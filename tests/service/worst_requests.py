@@ -21,6 +21,8 @@ import msgspec
 from benchmarks.kit.processes import Children
 from benchmarks.kit.reply_shape import ReplyShape
 from benchmarks.kit.servers import start_standin
+from standins.scripted_engine import Script, ScriptedEngine
+from standins.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.core.types import Chunk, Finish, FinishReason, token_ids
 from stenograph.engine.base import Engine, GenerateRequest
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
@@ -30,8 +32,6 @@ from stenograph.http.app import make_renderer
 from stenograph.model.files import ModelFiles
 from stenograph.model.tokenizer_json import added_token
 from stenograph.offload.pool import CpuPool
-from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
-from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.text.renderer import Renderer
 
 from .conftest import END, running, user

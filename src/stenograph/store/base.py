@@ -1,4 +1,4 @@
-"""The interface of a store of sessions, and its contract, which testing/suite/store_laws.py checks.
+"""The interface of a store of sessions, and its contract, which tests/store_laws.py checks.
 
 A store keeps rows of bytes: a session's opening, then one row for each commit and each outcome, in order. It knows
 neither what a row says (store/codec) nor what a session is. Its methods are called on the event loop; what they wait

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from standins.clock import ManualClock
 from stenograph.http.keep_alive import BEGIN_S, SILENCE_S
-from stenograph.testing.standins.clock import ManualClock
 
 from .conftest import Reply, Talk, Talking, call
 from .installed import Program, Ran, ledger, session_json, strands

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stenograph.testing.tiny.llama import write_tiny_folder, write_tiny_gguf
+from standins.tiny.llama import write_tiny_folder, write_tiny_gguf
 
 SIZES = ("--batch", "1,3", "--max-tokens", "200", "--prompt-tokens", "120", "--num-prompts", "2")
 SESSION = ("--turns", "5", "--turn-tokens", "30", "--reply-tokens", "6")

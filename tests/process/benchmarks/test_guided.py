@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stenograph.testing.tiny.llama import write_tiny_folder
+from standins.tiny.llama import write_tiny_folder
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import pytest
 
 import stenograph
 from benchmarks.responsiveness.scenarios import SCENARIOS
-from stenograph.testing.tiny.llama import write_tiny_folder
+from standins.tiny.llama import write_tiny_folder
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.kit.processes import Children
 from benchmarks.kit.reply_shape import ReplyShape
 from benchmarks.kit.servers import start_serve, start_standin
-from stenograph.testing.tiny.llama import write_tiny_folder
+from standins.tiny.llama import write_tiny_folder
 
 
 @pytest.fixture(scope="module")

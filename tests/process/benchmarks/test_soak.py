@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.soak.plan import DECK
-from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
+from standins.tiny.tokenizer import tiny_tokenizer_json
 
 ROOT = str(Path(__file__).parents[3])
 PROGRAM = f"import sys; sys.path.insert(0, {ROOT!r}); from benchmarks.__main__ import main; sys.exit(main())"

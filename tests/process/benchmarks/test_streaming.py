@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stenograph.testing.tiny.llama import write_tiny_folder
+from standins.tiny.llama import write_tiny_folder
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from typing import IO, Any
 
 import pytest
 
+from standins.tiny.llama import write_tiny_folder
 from stenograph.core.types import FinishReason, Grammar, GrammarKind, RequestId, SamplingParams, token_ids
 from stenograph.embedded.forward.weights import load_weights
 from stenograph.embedded.options import EmbeddedOptions
@@ -29,7 +30,6 @@ from stenograph.embedded.wire import (
     frame,
     read_frame,
 )
-from stenograph.testing.tiny.llama import write_tiny_folder
 
 OPTIONS = EmbeddedOptions(max_batch=4, kv_tokens=512)
 UNKNOWN = frame(Abort(request_id=RequestId("unknown")))

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from standins.tiny.llama import CONTEXT, write_tiny_folder
+from standins.tiny.model import TinyModel
+from stenograph.conformance.check import check_engine
+from stenograph.conformance.lab import EngineUnderTest
+from stenograph.conformance.laws import LAST_LAWS, LAWS
 from stenograph.embedded.options import EmbeddedOptions
 from stenograph.engine.embedded import EmbeddedEngine
 from stenograph.model.files import load_model_files
 from stenograph.model.tokenizer import Tokenizer
-from stenograph.testing.suite.conformance import check_engine
-from stenograph.testing.suite.engine_lab import EngineUnderTest
-from stenograph.testing.suite.engine_laws import LAST_LAWS, LAWS
-from stenograph.testing.tiny.llama import CONTEXT, write_tiny_folder
-from stenograph.testing.tiny.model import TinyModel
 
 NOT_OFFERED = {"two_weight_versions"}
 Make = Callable[[], AbstractAsyncContextManager[EngineUnderTest]]

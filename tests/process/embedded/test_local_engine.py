@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from standins.tiny.llama import write_tiny_folder
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.errors import EngineUnavailable, InvalidRequest, StartupError, StenographError
 from stenograph.core.types import (
@@ -32,7 +33,6 @@ from stenograph.embedded.wire import Generate, frame
 from stenograph.engine import embedded as local
 from stenograph.engine.base import EngineState, GenerateRequest
 from stenograph.engine.embedded import EmbeddedEngine
-from stenograph.testing.tiny.llama import write_tiny_folder
 
 OPTIONS = EmbeddedOptions(threads=1, max_batch=4, kv_tokens=2048)
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from standins.tiny.llama import CONTEXT, write_tiny_folder
+from standins.tiny.model import TinyModel
+from stenograph.conformance.check import check_engine
+from stenograph.conformance.laws import LAST_LAWS, LAWS
 from stenograph.core.errors import StartupError
 from stenograph.embedded.options import EmbeddedOptions
 from stenograph.embedded.settings import ForwardKind
 from stenograph.engine.embedded import EmbeddedEngine
-from stenograph.testing.suite.conformance import check_engine
-from stenograph.testing.suite.engine_laws import LAST_LAWS, LAWS
-from stenograph.testing.tiny.llama import CONTEXT, write_tiny_folder
-from stenograph.testing.tiny.model import TinyModel
 
 from .test_conformance import NOT_OFFERED, embedded
 

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
+from standins.tiny.llama import write_tiny_folder
+from standins.tiny.model import TinyModel
 from stenograph.core.errors import EngineUnavailable
 from stenograph.core.types import Chunk, Grammar, GrammarKind, Prompt, RequestId, SamplingParams, token_ids
 from stenograph.core.weights import (
@@ -27,8 +29,6 @@ from stenograph.core.weights import (
 from stenograph.embedded.options import EmbeddedOptions
 from stenograph.engine.base import GenerateRequest
 from stenograph.engine.embedded import EmbeddedEngine
-from stenograph.testing.tiny.llama import write_tiny_folder
-from stenograph.testing.tiny.model import TinyModel
 
 OPTIONS = EmbeddedOptions(threads=1, max_batch=4, kv_tokens=2048)
 PROMPT = (1, 5, 9, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54)

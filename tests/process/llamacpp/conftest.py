@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from standins.llamacpp_server import LlamaCppServer
+from standins.tiny.llama import CONTEXT, VOCAB, write_tiny_folder, write_tiny_gguf
+from standins.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.llamacpp.adapter import LlamaCpp
 from stenograph.engine.llamacpp.text import pieces_of
-from stenograph.testing.standins.llamacpp_server import LlamaCppServer
-from stenograph.testing.tiny.llama import CONTEXT, VOCAB, write_tiny_folder, write_tiny_gguf
-from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 
 Connect = Callable[..., AbstractAsyncContextManager[HttpEngine]]
 

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from standins.llamacpp_server import LlamaCppServer
+from standins.tiny.llama import CONTEXT
+from standins.tiny.model import TinyModel
+from stenograph.conformance.check import check_engine
+from stenograph.conformance.lab import EngineUnderTest
+from stenograph.conformance.laws import LAST_LAWS, LAWS
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.llamacpp.adapter import LlamaCpp
 from stenograph.engine.llamacpp.text import pieces_of
 from stenograph.model.files import load_model_files
 from stenograph.model.tokenizer import Tokenizer
-from stenograph.testing.standins.llamacpp_server import LlamaCppServer
-from stenograph.testing.suite.conformance import check_engine
-from stenograph.testing.suite.engine_lab import EngineUnderTest
-from stenograph.testing.suite.engine_laws import LAST_LAWS, LAWS
-from stenograph.testing.tiny.llama import CONTEXT
-from stenograph.testing.tiny.model import TinyModel
 
 NOT_OFFERED = {"two_weight_versions", "stops_after_the_least_number", "supports_of_tokens"}
 NEVER_WHOLE = {"grammar_json_object"}

@@ -12,6 +12,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from standins.llamacpp_server import LlamaCppServer
+from standins.tiny.llama import CONTEXT, VOCAB
+from standins.tiny.model import TinyModel
+from standins.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.core.errors import InvalidRequest, UpstreamInvalid, UpstreamRefused
 from stenograph.core.sse import EventReader
 from stenograph.core.types import (
@@ -34,10 +38,6 @@ from stenograph.engine.llamacpp.adapter import LlamaCpp
 from stenograph.engine.llamacpp.text import pieces_of
 from stenograph.engine.llamacpp.wire import encode_request
 from stenograph.engine.validate import TurnCollector
-from stenograph.testing.standins.llamacpp_server import LlamaCppServer
-from stenograph.testing.tiny.llama import CONTEXT, VOCAB
-from stenograph.testing.tiny.model import TinyModel
-from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 
 PRECISION_NATS = 1e-4
 Connect = Callable[..., AbstractAsyncContextManager[HttpEngine]]

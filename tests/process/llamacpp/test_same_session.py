@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from scripts.engine_table import ModelScores, measure_embedded, measure_llamacpp
 from stenograph.model.files import load_model_files
-from stenograph.testing.suite.engine_table import ModelScores, measure_embedded, measure_llamacpp
 
 
 @pytest.mark.weights

@@ -9,9 +9,9 @@ from benchmarks.engine import plan as engine_plan
 from benchmarks.engine.plan import EngineScenario
 from benchmarks.guided.command import guided_engine
 from benchmarks.kit.options import engine_options
+from standins.tiny.llama import write_tiny_folder
 from stenograph.embedded.engine_core import EngineLimits
 from stenograph.model.files import load_model_files
-from stenograph.testing.tiny.llama import write_tiny_folder
 
 SIZES = [1, 16, 255, 256, 4000]
 

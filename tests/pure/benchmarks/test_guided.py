@@ -37,12 +37,12 @@ from benchmarks.kit.artifact import Artifact, ScenarioResult
 from benchmarks.kit.datasets import read_sharegpt
 from benchmarks.kit.figures import LABELS, ratios_between
 from benchmarks.kit.requests import GeneratedReply
+from standins.tiny.llama import write_tiny_folder
 from stenograph.core.messages import Role
 from stenograph.core.stages import Stage
 from stenograph.core.types import FinishReason, GrammarKind
 from stenograph.http.app import make_renderer
 from stenograph.model.files import load_model_files
-from stenograph.testing.tiny.llama import write_tiny_folder
 from stenograph.text.renderer import Renderer
 
 PROFILE = {"name": "Ana", "age": 40, "city": "Lisbon", "is_remote": True, "level": "lead", "skills": ["care", "triage"]}

@@ -9,11 +9,11 @@ from benchmarks.__main__ import main
 from benchmarks.__main__ import main as stenograph_bench
 from benchmarks.kit.artifact import read_artifact
 from benchmarks.render.turn import conversation, turn_work
+from standins.tiny.llama import TEMPLATE, write_tiny_folder
 from stenograph.core.errors import UnrenderableMessage
 from stenograph.core.messages import Role
 from stenograph.families.load import load_renderer
 from stenograph.model.files import load_model_files
-from stenograph.testing.tiny.llama import TEMPLATE, write_tiny_folder
 from stenograph.text.renderer import Renderer
 
 

@@ -12,8 +12,8 @@ from benchmarks.kit.figures import Goal
 from benchmarks.soak.figures import Moment, flat_goals, growth, lag_figures, read_metrics
 from benchmarks.soak.model import ABORTED, COMPLETED, TRUNCATED, Kept, Seen, SessionModel, Shown, differences
 from benchmarks.soak.plan import DECK, DELETES, NEVER, OUTCOMES, SLOW, Card, Deck, Move, draw_session
-from stenograph.testing.standins.faults import Fault
-from stenograph.testing.standins.ordered_engine import ACTS
+from standins.faults import Fault
+from standins.ordered_engine import ACTS
 
 # -- what is dealt
 

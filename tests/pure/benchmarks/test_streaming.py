@@ -14,10 +14,10 @@ from benchmarks.streaming import command as streaming
 from benchmarks.streaming.figures import raw_of, streaming_figures, streaming_table
 from benchmarks.streaming.load import StreamingLoad, StreamingPlan, Variant
 from benchmarks.streaming.prompts import PromptKind, make_prompts, prompts_of
+from standins.tiny.llama import write_tiny_folder
+from standins.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.embedded.options import EmbeddedOptions
 from stenograph.model.tokenizer import Tokenizer
-from stenograph.testing.tiny.llama import write_tiny_folder
-from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from standins.tiny.llama import write_tiny_folder
+from standins.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.core.clock import SystemClock
 from stenograph.core.types import Chunk, RequestId, SamplingParams
 from stenograph.embedded.engine_core import EngineCore, EngineLimits
@@ -16,8 +18,6 @@ from stenograph.embedded.grammar.cache import GrammarCompiler
 from stenograph.embedded.times import Times
 from stenograph.embedded.wire import Failed, Sampled
 from stenograph.model.tokenizer import Tokenizer
-from stenograph.testing.tiny.llama import write_tiny_folder
-from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 
 Loaded = tuple[LlamaConfig, LlamaWeights]
 

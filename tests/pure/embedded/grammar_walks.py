@@ -7,11 +7,11 @@ from functools import cache
 import numpy as np
 from hypothesis import strategies as st
 
+from standins.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.core.types import Grammar, GrammarKind
 from stenograph.embedded.grammar.base import GrammarState
 from stenograph.embedded.grammar.cache import GrammarCompiler
 from stenograph.model.tokenizer import Tokenizer
-from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 
 EOS_ID = 2
 CLOSING = frozenset('"]}')

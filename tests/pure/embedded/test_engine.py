@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from standins.tiny import llama as tiny
 from stenograph.core.types import Finish, FinishReason, Grammar, GrammarKind, RequestId
 from stenograph.embedded.forward.numpy_forward import NumpyForward
 from stenograph.embedded.forward.teacher_forcing import line_logprobs
 from stenograph.embedded.wire import FailureKind
 from stenograph.model.tokenizer import Tokenizer
-from stenograph.testing.tiny import llama as tiny
 
 from .conftest import Bench, Loaded
 

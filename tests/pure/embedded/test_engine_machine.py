@@ -15,6 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from standins.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.core.clock import SystemClock
 from stenograph.core.types import Chunk, FinishReason, Grammar, GrammarKind, RequestId, SamplingParams
 from stenograph.embedded.engine_core import EngineCore, EngineLimits
@@ -24,7 +25,6 @@ from stenograph.embedded.sampler import log_softmax
 from stenograph.embedded.times import Times
 from stenograph.embedded.wire import Failed, FailureKind, Sampled
 from stenograph.model.tokenizer import Tokenizer
-from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 
 from .ledger_forward import CONTEXT, VOCAB, LedgerForward, LedgerWeights, logits_of
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from standins.tiny.llama import HEAD_DIM, write_tiny_gguf
 from stenograph.core.errors import StartupError
 from stenograph.embedded.forward.hf_folder import write_folder
 from stenograph.embedded.forward.weights import load_weights
-from stenograph.testing.tiny.llama import HEAD_DIM, write_tiny_gguf
 
 
 def silent(what: str, done: int, total: int) -> None:

@@ -4,12 +4,12 @@ import queue
 
 import pytest
 
+from standins.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.core.types import RequestId
 from stenograph.embedded.child import TextDesk
 from stenograph.embedded.loop import MAX_ARRIVING
 from stenograph.embedded.wire import Event, Failed, FailureKind, Piece, TokenizedText, TokenizeText
 from stenograph.model.tokenizer import Span, Tokenizer
-from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 
 from .gated_tokenizer import Gate
 

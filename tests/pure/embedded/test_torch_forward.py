@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from standins.tiny.llama import CONTEXT, VOCAB, write_tiny_folder
 from stenograph.core.errors import StartupError
 from stenograph.embedded.forward.base import Forward, LogitsFor, RowSpan, Segment
 from stenograph.embedded.forward.choice import load_forward
@@ -20,7 +21,6 @@ from stenograph.embedded.sampler import log_softmax
 from stenograph.embedded.settings import ForwardKind, TorchDtype
 from stenograph.model.files import load_model_files
 from stenograph.model.tokenizer import Tokenizer
-from stenograph.testing.tiny.llama import CONTEXT, VOCAB, write_tiny_folder
 
 torch = pytest.importorskip("torch", reason="torch is an extra; scripts/test-torch runs these")
 

@@ -5,6 +5,7 @@ from queue import SimpleQueue
 
 import pytest
 
+from standins.tiny.llama import write_tiny_folder
 from stenograph.core.clock import SystemClock
 from stenograph.core.types import RequestId
 from stenograph.embedded.engine_core import EngineLimits
@@ -12,7 +13,6 @@ from stenograph.embedded.forward.weights import LlamaConfig, LlamaWeights
 from stenograph.embedded.loop import EngineLoop
 from stenograph.embedded.weight_desk import WeightDesk
 from stenograph.embedded.wire import Control, ControlKind, Controlled
-from stenograph.testing.tiny.llama import write_tiny_folder
 
 from .ledger_forward import LedgerForward, LedgerWeights
 from .test_engine_machine import core_of, tokenizer

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from standins.tiny.llama import write_tiny_folder
 from stenograph.core.errors import StartupError
 from stenograph.embedded.forward.safetensors_folder import SafetensorsFolder
 from stenograph.embedded.forward.weight_memory import CHUNK_BYTES, WeightMemory
 from stenograph.embedded.forward.weights import load_weights
-from stenograph.testing.tiny.llama import write_tiny_folder
 
 SHAPES = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=3).map(tuple), max_size=12)
 

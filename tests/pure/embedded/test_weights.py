@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from standins.tiny.llama import tiny_tensors, write_tiny_folder, write_tiny_gguf
 from stenograph.core.errors import StartupError
 from stenograph.embedded.forward.gguf_tensors import PIECE_VALUES, GgufTensors
 from stenograph.embedded.forward.weights import load_weights
 from stenograph.model.gguf_header import F16, F32, Q4_1, Q8_0, TensorType
 from stenograph.model.gguf_types import type_of
-from stenograph.testing.tiny.llama import tiny_tensors, write_tiny_folder, write_tiny_gguf
 
 
 def damage_config(folder: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from standins.lmdeploy_server import CHAT_FIELDS, GENERATE_FIELDS
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.errors import InvalidRequest, StenographError, UpstreamInvalid, UpstreamRefused
 from stenograph.core.types import (
@@ -40,7 +41,6 @@ from stenograph.engine.lmdeploy.request import (
     session_of,
 )
 from stenograph.engine.validate import TurnCollector
-from stenograph.testing.standins.lmdeploy_server import CHAT_FIELDS, GENERATE_FIELDS
 
 VOCAB = 1000
 NUM_PROMPT = 4

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from standins.sglang_parts import SampledReply, finish_reason, generate_part
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.errors import (
     ContextLengthExceeded,
@@ -47,7 +48,6 @@ from stenograph.engine.sglang.generate_wire import (
     facts_of,
 )
 from stenograph.engine.validate import TurnCollector
-from stenograph.testing.standins.sglang_parts import SampledReply, finish_reason, generate_part
 
 VOCAB = 1000
 EXPERTS = base64.b64encode(bytes(24)).decode()

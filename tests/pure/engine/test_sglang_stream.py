@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from standins.sglang_parts import SampledReply, StreamedStep, chat_events
 from stenograph.core.errors import StenographError, UpstreamInvalid, UpstreamRefused, UpstreamUnreachable
 from stenograph.core.messages import Message, Role, ToolCall
 from stenograph.core.sse import EventReader
@@ -30,7 +31,6 @@ from stenograph.engine.http.transport import HttpReply
 from stenograph.engine.sglang.chat_stream import SGLangChatStream
 from stenograph.engine.validate import TurnCollector
 from stenograph.session.reply_buffer import ReplyBuffer
-from stenograph.testing.standins.sglang_parts import SampledReply, StreamedStep, chat_events
 
 VOCAB, RID, MAX_TOKENS = 49152, "r-0", 40
 CALL = ("call_0", "add", '{"a": 1}')

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Reference
 
+from standins.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.core.chat import ParseProblem, ToolChoice, ToolMode
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.types import Finish, FinishReason, SamplingParams
@@ -20,7 +21,6 @@ from stenograph.families import family_for
 from stenograph.families.kimi.family import KIMI_K2
 from stenograph.families.load import load_renderer
 from stenograph.model.files import ModelFiles
-from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.text.append_proof import Law
 from stenograph.text.conversations import WEATHER, call, said, user
 from stenograph.text.reading import PartKind

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from standins.tiny.llama import write_tiny_folder
 from stenograph.families import FAMILIES, Known
-from stenograph.testing.tiny.llama import write_tiny_folder
 
 PROGRAM = """
 import sys

@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from standins.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.core.chat import TextView
 from stenograph.core.types import Chunk, Finish, FinishReason, TopLogprob
 from stenograph.model.tokenizer import Tokenizer
 from stenograph.session.reply_buffer import READ_AT_ONCE, parts_of
-from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.text.plain import PlainParser
 
 TOKENIZER = Tokenizer(tiny_tokenizer_json())

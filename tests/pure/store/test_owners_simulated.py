@@ -15,15 +15,15 @@ from typing import Any, TypeVar
 
 import pytest
 
+from standins.shared_rows import MemoryRows, SharedTables
+from standins.virtual_time import VirtualLoop
 from stenograph.cluster.postgres.shared_rows import DatabaseAway
 from stenograph.cluster.postgres.store import OwnedTail, PostgresStore
 from stenograph.core.clock import Timer
 from stenograph.core.errors import SessionElsewhere, StenographError, StorageUnavailable
 from stenograph.core.types import SessionId
 from stenograph.store.base import Tail, checked_payloads
-from stenograph.testing.standins.shared_rows import MemoryRows, SharedTables
-from stenograph.testing.standins.virtual_time import VirtualLoop
-from stenograph.testing.suite.store_laws import appended, session_id
+from tests.store_laws import appended, session_id
 
 T = TypeVar("T")
 

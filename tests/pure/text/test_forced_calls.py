@@ -17,6 +17,7 @@ import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Reference
 
+from standins.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.core.chat import ToolChoice, ToolMode
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.messages import Message, Tool
@@ -24,7 +25,6 @@ from stenograph.core.types import Finish, FinishReason, Grammar, GrammarKind
 from stenograph.embedded.grammar.llguidance import LlguidanceBackend
 from stenograph.families import FAMILIES, family_named
 from stenograph.model.tokenizer import Tokenizer
-from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.text.family import Family
 from stenograph.text.grammar.held import Holder, forced_calls
 from stenograph.text.reading import Reading

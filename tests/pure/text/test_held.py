@@ -9,6 +9,7 @@ import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Reference
 
+from standins.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.errors import GrammarBesideCall, InvalidRequest
 from stenograph.core.types import Grammar, GrammarKind, PromptEnd
@@ -18,7 +19,6 @@ from stenograph.families.gpt_oss.grammar import before_answer
 from stenograph.families.gpt_oss.reply import CHANNEL, MESSAGE, START
 from stenograph.families.gpt_oss.reply import END as CLOSE
 from stenograph.model.tokenizer import Tokenizer
-from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.text.grammar.held import BeforeAnswer, Holder, held_grammar, open_reasoning
 from stenograph.text.grammar.lark import marker
 from stenograph.text.reply_syntax import ReasoningMarks, ReplySyntax

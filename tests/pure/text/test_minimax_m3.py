@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from standins.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.core.chat import ParseProblem
 from stenograph.core.messages import Tool
 from stenograph.core.types import Finish, FinishReason
 from stenograph.families import family_named
 from stenograph.families.minimax.m3_calls import CLOSE, MARK, OPEN, BlockEnd, MiniMaxM3Calls
 from stenograph.model.tokenizer import Tokenizer
-from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.text.call_syntax import CallText
 from stenograph.text.reading import PartKind, Reading
 from stenograph.text.reply import ReplyParser

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from standins.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.core.types import Grammar, GrammarKind
 from stenograph.embedded.grammar.llguidance import LlguidanceBackend
 from stenograph.model.tokenizer import Tokenizer
-from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.text.grammar.json_patterns import json_rules
 from stenograph.text.grammar.patterns import (
     ROOT,

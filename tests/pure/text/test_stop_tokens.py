@@ -6,11 +6,11 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from standins.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.core.chat import TextView
 from stenograph.core.types import Finish, FinishReason
 from stenograph.families.minimax.family import MINIMAX_M2
 from stenograph.model.tokenizer import Tokenizer
-from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.text.conversations import WEATHER
 from stenograph.text.reading import Reading
 from stenograph.text.reply import ReplyParser

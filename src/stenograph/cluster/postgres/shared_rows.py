@@ -1,6 +1,6 @@
 """The questions that a node asks of the database it shares with other nodes. Each is answered at once, whole or not.
 
-`cluster/postgres/server.py` asks a PostgreSQL, `testing/standins/shared_rows.py` is one in memory, for simulations; one
+`cluster/postgres/server.py` asks a PostgreSQL, `standins/shared_rows.py` is one in memory, for simulations; one
 test holds them to each other. A node that joins becomes an *owner*, with a number that nobody had before and a lease
 that runs by the database's clock. A lease that has run out is never renewed: whoever finds it so removes the owner, and
 then takes its sessions. Each session has an *epoch*, which is one more with each new owner.

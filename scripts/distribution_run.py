@@ -1,8 +1,8 @@
 """The run of distribution.py on a real model: long work, which can be interrupted and goes on where it was.
 
-`python -m stenograph.testing.suite.distribution_run MODEL NUM_TOKENS [--folder DIR] [--fresh]`. The figures of each
-batch become a file of the state folder; the same command, with the same model and the same code, goes on after the last
-one. A run that comes to its end removes its state.
+`python -m scripts.distribution_run MODEL NUM_TOKENS [--folder DIR] [--fresh]`. The figures of each batch become a file
+of the state folder; the same command, with the same model and the same code, goes on after the last one. A run that
+comes to its end removes its state.
 """
 
 import argparse
@@ -18,11 +18,12 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+import stenograph
+from scripts.distribution import Figures, mixed_samples, recompute
+from scripts.engine_table import serving
 from stenograph.embedded.forward.numpy_forward import NumpyForward
 from stenograph.embedded.forward.weights import load_weights
 from stenograph.model.settings import default_cache_dir
-from stenograph.testing.suite.distribution import Figures, mixed_samples, recompute
-from stenograph.testing.suite.engine_table import serving
 
 PROMPTS = (
     "Once upon a time there was a",
@@ -113,7 +114,7 @@ def state_name(model: Path) -> str:
     told = hashlib.blake2b(digest_size=6)
     with model.open("rb") as file:
         told.update(hashlib.file_digest(file, "sha256").digest())
-    package = Path(__file__).parents[2]
+    package = Path(stenograph.__file__).parent
     for path in sorted(package.rglob("*.py")):
         told.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
     return told.hexdigest()

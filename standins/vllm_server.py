@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from stenograph.testing.standins.faults import Answer
-from stenograph.testing.standins.planned_server import (
+from standins.faults import Answer
+from standins.planned_server import (
     AskedRequest,
     Logprobs,
     PlannedServer,
@@ -23,7 +23,7 @@ from stenograph.testing.standins.planned_server import (
     compact,
     utf8_text,
 )
-from stenograph.testing.standins.weight_versions import CacheKey, version_spans
+from standins.weight_versions import CacheKey, version_spans
 
 GENERATE_PATH = "/inference/v1/generate"
 COMPLETIONS_PATH = "/v1/completions"

@@ -1,11 +1,10 @@
 """A real llama.cpp server in a process of its own: prints its address, and ends when its input does.
 
-`python -m stenograph.testing.standins.llamacpp_child MODEL.gguf TOKENS SLOTS PORT exact|default`: one thread, `TOKENS`
-of context for each of `SLOTS` requests at a time, any free port for 0. `exact`: keys and values are float32, without
-flash attention, as exact as llama.cpp can be; else as it comes.
+`python -m standins.llamacpp_child MODEL.gguf TOKENS SLOTS PORT exact|default`: one thread, `TOKENS` of context for
+each of `SLOTS` requests at a time, any free port for 0. `exact`: keys and values are float32, without flash attention,
+as exact as llama.cpp can be; else as it comes.
 
-Its server is the one in the package `xllamacpp`, which stays
-out of the caller's process.
+Its server is the one in the package `xllamacpp`, which stays out of the caller's process.
 """
 
 # xllamacpp is compiled, and has no stubs.

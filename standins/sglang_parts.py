@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stenograph.testing.standins.planned_server import Logprobs
-from stenograph.testing.standins.weight_versions import version_spans
+from standins.planned_server import Logprobs
+from standins.weight_versions import version_spans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

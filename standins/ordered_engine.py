@@ -1,6 +1,6 @@
 """An SGLang stand-in that does what a request's last message orders: a process, for load that comes with faults.
 
-    python -m stenograph.testing.standins.ordered_engine --replies '[{"text": "ok", "ids": [9, 2]}]'
+    python -m standins.ordered_engine --replies '[{"text": "ok", "ids": [9, 2]}]'
 
 The last message begins with a line of JSON, an `Order`; so whoever sends it knows what will come of it. Of each
 generation it keeps what came, by session, until that is asked for: `POST /soak/session` hands it out and forgets it.
@@ -23,9 +23,9 @@ from typing import Any
 import msgspec
 import uvloop
 
-from stenograph.testing.standins.faults import Answer, Fault
-from stenograph.testing.standins.planned_server import AskedRequest, ReplyScript
-from stenograph.testing.standins.sglang_server import SGLangServer
+from standins.faults import Answer, Fault
+from standins.planned_server import AskedRequest, ReplyScript
+from standins.sglang_server import SGLangServer
 
 SESSION_HEADER = "x-smg-routing-key"
 Reply = dict[str, Any]
@@ -207,7 +207,7 @@ def _read_stdin(ended: asyncio.Event) -> None:
 
 def main() -> None:
     """Serve until stdin closes."""
-    parser = argparse.ArgumentParser(prog="python -m stenograph.testing.standins.ordered_engine", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m standins.ordered_engine", description=__doc__)
     parser.add_argument("--replies", required=True, help="what can be said: texts and ids, as JSON")
     replies = msgspec.json.decode(parser.parse_args().replies, type=tuple[OrderedReply, ...])
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -47,7 +47,7 @@ class LlamaCppServer:
     def revive(self) -> None:
         """Start it. Blocks until it answers; raises RuntimeError if it never does."""
         assert self._process is None, "it runs already"
-        command = [sys.executable, "-m", "stenograph.testing.standins.llamacpp_child", *self._arguments]
+        command = [sys.executable, "-P", str(Path(__file__).with_name("llamacpp_child.py")), *self._arguments]
         process = subprocess.Popen(
             [*command, str(urlsplit(self.url).port or 0), self._precision],
             stdin=subprocess.PIPE,

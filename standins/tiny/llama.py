@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
+from standins.tiny.tokenizer import tiny_tokenizer_json
 
 VOCAB, HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, FFN, CONTEXT = 320, 32, 3, 4, 2, 8, 48, 256
 ROPE_THETA, RMS_EPS = 10_000.0, 1e-5

@@ -5,11 +5,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from stenograph.conformance.lab import Lab, NotOffered, check_close
 from stenograph.core.logprobs import is_truncated, known_logprobs
 from stenograph.core.support import supports
 from stenograph.core.types import LogprobsKind, SampledTurn
 from stenograph.engine.base import GenerateRequest
-from stenograph.testing.suite.engine_lab import Lab, NotOffered, check_close
 
 _PARAMS: tuple[dict[str, Any], ...] = (
     {},

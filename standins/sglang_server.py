@@ -10,8 +10,8 @@ import urllib.parse
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from stenograph.testing.standins.faults import Answer
-from stenograph.testing.standins.planned_server import (
+from standins.faults import Answer
+from standins.planned_server import (
     AskedRequest,
     PlannedServer,
     Play,
@@ -19,7 +19,7 @@ from stenograph.testing.standins.planned_server import (
     utf8_ids,
     utf8_text,
 )
-from stenograph.testing.standins.sglang_parts import (
+from standins.sglang_parts import (
     SampledReply,
     StreamedStep,
     chat_events,
@@ -27,7 +27,7 @@ from stenograph.testing.standins.sglang_parts import (
     finish_reason,
     generate_part,
 )
-from stenograph.testing.standins.weight_versions import CacheKey
+from standins.weight_versions import CacheKey
 
 CHAT_PATH = "/v1/chat/completions"
 GENERATE_PATH = "/generate"

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self, cast
 
-from stenograph.testing.standins.faults import Answer, Fault, FaultyConnection, HttpRequest, Pairs, send, send_events
-from stenograph.testing.standins.weight_versions import CachedPrompt, CacheKey, PrefixCache
+from standins.faults import Answer, Fault, FaultyConnection, HttpRequest, Pairs, send, send_events
+from standins.weight_versions import CachedPrompt, CacheKey, PrefixCache
 
 Logprobs = Sequence[tuple[int, float]]
 """Ids and their logprobs."""

@@ -9,8 +9,8 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from stenograph.testing.standins.faults import Answer
-from stenograph.testing.standins.planned_server import AskedRequest, PlannedServer, Play, ReplyScript, utf8_text
+from standins.faults import Answer
+from standins.planned_server import AskedRequest, PlannedServer, Play, ReplyScript, utf8_text
 
 GENERATE_PATH = "/generate"
 CHAT_PATH = "/v1/chat/completions"

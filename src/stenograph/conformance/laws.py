@@ -9,13 +9,13 @@ import itertools
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing, nullcontext
 
+from stenograph.conformance.grammar_laws import grammar_laws
+from stenograph.conformance.lab import Lab, NotOffered, without
+from stenograph.conformance.logprob_laws import logprobs_of_the_model, supports_of_tokens
 from stenograph.core.errors import CallerError, EngineUnavailable, RouteNotFound, UpstreamUnreachable
 from stenograph.core.types import Finish, FinishReason, RequestId, SampledTurn
 from stenograph.engine.base import EngineState, GenerateRequest
 from stenograph.model.tokenizer import Span
-from stenograph.testing.suite.engine_lab import Lab, NotOffered, without
-from stenograph.testing.suite.grammar_laws import grammar_laws
-from stenograph.testing.suite.logprob_laws import logprobs_of_the_model, supports_of_tokens
 
 Law = Callable[[Lab], Awaitable[None]]
 

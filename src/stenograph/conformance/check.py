@@ -5,7 +5,7 @@
         assert not report.not_offered.keys() - {"two_weight_versions"}
 
 `my_engine` makes an `EngineUnderTest` and cleans up behind it. A law for which it brings no hook is reported as not
-offered, never as kept; the laws themselves are in `engine_laws` and `grammar_laws`.
+offered, never as kept; the laws themselves are in `laws` and `grammar_laws`.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import cast
 
-from stenograph.testing.suite.engine_lab import EngineUnderTest, Lab, NotOffered
-from stenograph.testing.suite.engine_laws import LAST_LAWS, LAWS, Law
+from stenograph.conformance.lab import EngineUnderTest, Lab, NotOffered
+from stenograph.conformance.laws import LAST_LAWS, LAWS, Law
 
 Make = Callable[[], AbstractAsyncContextManager[EngineUnderTest]]
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from stenograph.conformance.lab import Lab, NotOffered
 from stenograph.core.chat import ToolChoice, ToolMode
 from stenograph.core.messages import Tool
 from stenograph.core.types import FinishReason, Grammar, GrammarKind
-from stenograph.testing.suite.engine_lab import Lab, NotOffered
 from stenograph.text.grammar.held import Holder, forced_calls
 from stenograph.text.hermes import HermesCalls
 from stenograph.text.reply_syntax import ReplySyntax

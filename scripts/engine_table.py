@@ -1,8 +1,8 @@
 """The same agent, greedy, with the same weights, through the embedded engine and llama.cpp: what is exact, and how far.
 
-`python -m stenograph.testing.suite.engine_table MODEL.gguf` writes the table of docs/engines.md. In an engine, what was
-recorded is compared with a teacher-forced pass of that engine; between them, llama.cpp scores the embedded engine's
-line. Blocks, and starts real servers.
+`python -m scripts.engine_table MODEL.gguf` writes the table of docs/engines.md. In an engine, what was recorded is
+compared with a teacher-forced pass of that engine; between them, llama.cpp scores the embedded engine's line. Blocks,
+and starts real servers.
 """
 
 import re
@@ -18,13 +18,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from scripts.agent_session import PlayedTurn, check_exact, play
+from standins.llamacpp_server import LlamaCppServer
 from stenograph.core.types import Prompt, token_ids
 from stenograph.embedded.forward.numpy_forward import NumpyForward
 from stenograph.embedded.forward.teacher_forcing import line_logprobs
 from stenograph.embedded.forward.weights import load_weights
 from stenograph.engine.llamacpp.wire import decode_ranking, encode_ranking
-from stenograph.testing.standins.llamacpp_server import LlamaCppServer
-from stenograph.testing.suite.agent_session import PlayedTurn, check_exact, play
 
 NUM_RANKED = 64
 SLOT_TOKENS = 2048

@@ -1,1 +1,0 @@
-"""Complete stand-ins of engines and of time."""
