@@ -97,7 +97,7 @@ def errors_of_facts() -> tuple[StenographError, ...]:
     return (
         errors.GrammarBesideCall(),
         errors.HistoryMismatch("it differs", blame=Blame(RequestPart.MESSAGES, 0)),
-        errors.NothingToAnswer("nothing is asked", node_id=3, blame=Blame(RequestPart.MESSAGES, 0)),
+        errors.NothingToAnswer("nothing is asked", blame=Blame(RequestPart.MESSAGES, 0)),
         errors.ContextLengthExceeded(num_prompt_tokens=9, max_tokens=5, max_context_tokens=12),
         errors.BudgetSpent(errors.Limit.SESSION_TURNS, "its turns are spent"),
         errors.SessionNotFound("none"),

@@ -36,7 +36,8 @@ from stenograph.model.files import ModelFiles
 from stenograph.model.tokenizer import Span, Tokenizer
 from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
-from stenograph.session.opening import Opening, openings
+from stenograph.session.completion import completions
+from stenograph.session.opening import Opening
 from stenograph.session.services import TurnServices
 from stenograph.session.session import SessionOptions
 from stenograph.session.strand import Seats
@@ -462,12 +463,8 @@ async def test_the_ids_of_many_long_prompts_are_written_a_piece_in_a_pass_togeth
     )
     opened: list[Opening] = []
     for _ in range(5):
-        opened += openings(
-            CompletionRequest(prompts=(ids,)),
-            seats=Seats(None),
-            services=services,
-            capabilities=capabilities,
-            opened_at=0.0,
+        opened += completions(
+            CompletionRequest(prompts=(ids,)), seats=Seats(None), services=services, capabilities=capabilities
         )
     attached = [await one.position() for one in opened]
     passes = 0

@@ -118,11 +118,7 @@ class HistoryMismatch(CallerError):
 
 
 class NothingToAnswer(HistoryMismatch):
-    """The request ends with a reply that its session generated, and adds nothing to it. `node_id` is the turn's."""
-
-    def __init__(self, message: str, *, node_id: int, blame: Blame) -> None:
-        super().__init__(message, blame=blame)
-        self.node_id = node_id
+    """The request ends with a reply that its session generated, and adds nothing to it."""
 
 
 class PreviousResponseNotFound(CallerError):

@@ -37,11 +37,11 @@ from stenograph.http.wire import (
 from stenograph.offload.body_slots import BodySlots
 from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.pool import CpuPool
-from stenograph.session.admission import Caller, Place
+from stenograph.session.admission import Caller, Place, RequestTrace
 from stenograph.session.ledger import NO_NOTE, LedgerNote
 from stenograph.session.manager import SessionManager
 from stenograph.session.retries import RequestIdentity
-from stenograph.session.turn import RequestTrace, TurnOutcome
+from stenograph.session.turn import TurnOutcome
 from stenograph.session.watch import TurnAbandoned, Watch
 
 DECODED_OFF_LOOP_BYTES = 32 * 1024

@@ -5,24 +5,27 @@ task: the manager admits a request, its route decodes the body, and the manager 
 is synchronous.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import msgspec
 from msgspec import Struct
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ChatRequest, TurnRequest
-from stenograph.core.errors import Draining, InvalidRequest, Limit, LimitExceeded
+from stenograph.core.errors import Draining, InvalidRequest, Limit, LimitExceeded, StenographError
 from stenograph.core.kinds import HistoryKind
 from stenograph.core.stages import StageTimes
+from stenograph.core.telemetry import TurnReport
+from stenograph.core.trace_context import TraceContext
+from stenograph.core.types import RequestId
 from stenograph.session.kept import StoredReply
 from stenograph.session.ledger import NO_NOTE, LedgerNote
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.session import Session
-from stenograph.session.turn import RequestTrace
+from stenograph.session.turn import RequestRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +36,21 @@ class Limits:
     max_in_flight: int
     max_held_tokens: int = 10**9
     max_strands: int = 1000
+
+
+class RequestTrace(Protocol):
+    """The trace of one request. All methods are synchronous, cheap, and never raise."""
+
+    def generation(self, request_id: RequestId) -> TraceContext:
+        """The span of one of its turns at the engine, before the turn begins."""
+
+    def ended(
+        self, run: RequestRun, reports: Sequence[TurnReport], session_id: str | None, error: BaseException | None
+    ) -> None:
+        """Its turns are over: a report of each, and what they failed with."""
+
+    def refused(self, error: StenographError) -> None:
+        """It made no turn."""
 
 
 class Caller(Struct, frozen=True, kw_only=True, gc=False):

@@ -4,11 +4,13 @@ Takes no lease and no place among the turns in flight: it may be asked at any ti
 Changes nothing of a session.
 """
 
+from contextlib import suppress
+
 from stenograph.core.chat import ChatRequest
 from stenograph.core.errors import HistoryMismatch, TruncatedGeneration
 from stenograph.session.admission import Caller
 from stenograph.session.manager import SessionManager
-from stenograph.session.opening import Opening, openings
+from stenograph.session.opening import ChatOpening
 from stenograph.session.services import TurnServices
 from stenograph.session.session import Session
 from stenograph.session.strand import Onlooker
@@ -34,23 +36,20 @@ class PromptCounter:
         ruled = self._manager.as_sent(request, session, agent_id)
         assert isinstance(ruled, ChatRequest), "a chat is sent as a chat"
         if session is not None:
-            try:
-                return await _num_ids(self._opening(ruled, session, agent_id))
-            except (HistoryMismatch, TruncatedGeneration):
-                pass
-        return await _num_ids(self._opening(ruled, None, agent_id))
+            opening = self._opening(ruled, session, agent_id)
+            with suppress(HistoryMismatch, TruncatedGeneration):
+                attachment = await opening.position()
+                if not attachment.adds_nothing:
+                    return (await opening.render(attachment)).num_tokens
+        opening = self._opening(ruled, None, agent_id)
+        return (await opening.render(await opening.position())).num_tokens
 
-    def _opening(self, request: ChatRequest, session: Session | None, agent_id: str) -> Opening:
+    def _opening(self, request: ChatRequest, session: Session | None, agent_id: str) -> ChatOpening:
         services, strands = self._services, None if session is None else session.strands
-        (opening,) = openings(
+        return ChatOpening(
             request,
             seats=Onlooker(strands, agent_id=agent_id),
             services=services,
             capabilities=services.engine.capabilities,
             opened_at=services.clock.wall() if session is None else session.created_at,
         )
-        return opening
-
-
-async def _num_ids(opening: Opening) -> int:
-    return len((await opening.render(await opening.position())).ids)

@@ -4,17 +4,59 @@ A turn that failed on a bug of ours has its traceback in that line, and an inval
 a client's request costs is no warning: the outage has its own line, where it begins.
 """
 
+import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from stenograph.core.errors import InternalError, StenographError, UpstreamInvalid
 from stenograph.core.log_line import LogLine
 from stenograph.core.outcome import NO_VERDICT, TokenFate
-from stenograph.core.telemetry import SessionEnd, SessionReport, TurnReport
+from stenograph.core.telemetry import SessionEnd, SessionReport, TurnEnd, TurnReport
+from stenograph.core.types import FinishReason
 from stenograph.session.session import Session
 from stenograph.session.steps import TurnRun
+from stenograph.session.turn import TurnOutcome
 
 log = logging.getLogger(__name__)
+
+
+def turn_report(turn: TurnRun, index: int, task: "asyncio.Task[TurnOutcome]", group: str | None) -> TurnReport:
+    """The report of a turn, the one of this index in a request whose task has ended. `group` is its session's."""
+    meter = turn.meter
+    report = partial(
+        TurnReport,
+        num_completion=meter.num_sampled,
+        ttft_s=meter.ttft_s,
+        tpot_s=meter.tpot_s,
+        itl_s=tuple(meter.gaps_s),
+        unasked_replay=meter.unasked_replay,
+        kind=turn.kind,
+        group=group,
+    )
+    if task.cancelled():
+        return report(end=TurnEnd.ABANDONED, stages_s=turn.stages.durations_s())
+    error = task.exception()
+    if error is not None:
+        code = error.code if isinstance(error, StenographError) else "internal_error"
+        law = error.law if isinstance(error, UpstreamInvalid) else None
+        return report(end=TurnEnd.FAILED, stages_s=turn.stages.durations_s(), code=code, law=law)
+    outcome = task.result()
+    reply, num_discarded = outcome.replies[index], 0
+    for gone in turn.discarded:
+        num_discarded += len(gone.sampled.ids)
+    return report(
+        end=TurnEnd.COMMITTED if outcome.committed else TurnEnd.UNRECORDED,
+        stages_s=reply.stages_s,
+        was_aborted=reply.sampled.finish.reason is FinishReason.ABORT,
+        num_prompt=reply.usage.num_prompt,
+        num_kept=reply.prompt.num_kept,
+        num_cached=reply.usage.num_cached,
+        finish=reply.sampled.finish.reason.value,
+        num_discarded_turns=len(turn.discarded),
+        num_discarded_tokens=num_discarded,
+        rewrites=turn.rewrites,
+    )
 
 
 def log_turn_end(

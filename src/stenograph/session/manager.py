@@ -24,11 +24,12 @@ from stenograph.core.types import RequestId, SessionId
 from stenograph.core.weights import CacheSalt
 from stenograph.session.admission import Caller, Capacity, Limits, Place
 from stenograph.session.budgets import spent_budget
-from stenograph.session.durable import Keeper
-from stenograph.session.journal import log_discarded, log_turn_end
+from stenograph.session.commit_writer import StoreWriter
+from stenograph.session.completion import PromptsRun, completions
+from stenograph.session.journal import log_discarded, log_turn_end, turn_report
 from stenograph.session.kept import StoredReply
 from stenograph.session.kinds import Sighting
-from stenograph.session.opening import openings
+from stenograph.session.opening import ChatOpening, Opening
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.services import TurnServices
 from stenograph.session.session import Session
@@ -36,7 +37,7 @@ from stenograph.session.sessions import Sessions
 from stenograph.session.shelf import Shelf
 from stenograph.session.steps import TurnRun
 from stenograph.session.strand import Seats
-from stenograph.session.turn import Keep, RequestRun, TurnOutcome, turn_report
+from stenograph.session.turn import RequestRun, TurnOutcome
 from stenograph.session.watch import Delivery, RequestTask, Watch
 from stenograph.trajectory.canonical import rewritten
 
@@ -230,12 +231,11 @@ class SessionManager(Sessions):
             why = "The turn was stopped because the server is shutting down; nothing of it was kept."
             turn.abandon(Draining(why, retry_after_s=5.0))
 
-    def _keep(self, place: Place, seats: Seats, caller: Caller) -> Keep | None:
+    def _writer(self, place: Place, seats: Seats, caller: Caller) -> StoreWriter | None:
         """The way of a request's turns to the store; None if they do not go there."""
         if self.shelf is None or place.session is None or place.session.tail is None:
             return None
-        keeper = Keeper(self.shelf.store, place.session, seats=seats, identity=place.identity, note=caller.note)
-        return keeper.keep
+        return StoreWriter(self.shelf.store, place.session, seats=seats, identity=place.identity, note=caller.note)
 
     def _repeated(self, session: Session, identity: RequestIdentity) -> Watch | StoredReply | None:
         """The turn of the session that this request asks for again. Raises IdempotencyMismatch."""
@@ -336,11 +336,17 @@ class SessionManager(Sessions):
     def _request_run(
         self, place: Place, seats: Seats, caller: Caller, request: TurnRequest, request_json: bytes
     ) -> RequestRun:
-        """The turns of a request, under the options of its session. A chat takes its seat. Raises SessionBusy."""
+        """A request under the options of its session. A chat takes its seat. Raises SessionBusy."""
         session, stages, services = place.session, place.stages, self._services
-        opened_at = session.created_at if session is not None else services.clock.wall()
         capabilities = services.engine.capabilities
-        opened = openings(request, seats=seats, services=services, capabilities=capabilities, opened_at=opened_at)
+        opened: Sequence[Opening]
+        if isinstance(request, ChatRequest):
+            opened_at = session.created_at if session is not None else services.clock.wall()
+            opened = [
+                ChatOpening(request, seats=seats, services=services, capabilities=capabilities, opened_at=opened_at)
+            ]
+        else:
+            opened = completions(request, seats=seats, services=services, capabilities=capabilities)
         salt = session.options.cache_salt if session else CacheSalt.at(services.cache_salt, self.weights.version)
         turns: list[TurnRun] = []
         reply_id, is_one = "", len(opened) == 1
@@ -358,18 +364,19 @@ class SessionManager(Sessions):
                     affinity_key=session.id if session is not None else None,
                     stages=stages if is_one else StageTimes(start=stages.start, ends=dict(stages.ends)),
                     services=services,
+                    capabilities=capabilities,
                     wants_support=session is not None and session.options.support,
                     cache_salt=salt,
                     trace=None if caller.trace is None else caller.trace.generation(request_id),
                 )
             )
-        return RequestRun(
+        return (RequestRun if is_one else PromptsRun)(
+            turns,
+            joint_reply_id=None if is_one else reply_id,
             request=request,
-            reply_id=None if is_one else reply_id,
-            turns=turns,
             seats=seats,
             may_commit=session is not None,
             budgets=NO_BUDGETS if session is None else session.options.budgets,
             services=services,
-            keep=None if self.shelf is None else self._keep(place, seats, caller),
+            writer=self._writer(place, seats, caller),
         )

@@ -1,7 +1,7 @@
-"""The opening of a turn: where it attaches, and the ids of its prompt. One class for a chat, one for a completion.
+"""Steps 4 and 5 of a turn: where it attaches, and the ids of its prompt.
 
-`ChatOpening` has messages, which are matched with those of the history and rendered; `CompletionOpening` has a prompt,
-which is matched by its ids and goes to the engine as it is. Neither knows what becomes of the prompt.
+A chat's messages are matched with those of its strand's history, and the new ones rendered. A completion's prompt is
+matched by its ids (completion.py). Neither opening knows what becomes of the prompt.
 """
 
 from array import array
@@ -9,18 +9,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-import numpy as np
 from msgspec.structs import replace
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import (
     Asked,
     ChatRequest,
-    CompletionRequest,
     ToolChoice,
     ToolMode,
     Truncation,
-    TurnRequest,
 )
 from stenograph.core.clock import Clock
 from stenograph.core.day import Day
@@ -39,7 +36,6 @@ from stenograph.session.services import TurnServices
 from stenograph.session.settings import OverBudget
 from stenograph.session.strand import Seats, Strand, chapter_of
 from stenograph.text.grammar.held import BeforeAnswer, Holder
-from stenograph.text.plain import PlainParser
 from stenograph.text.reading import Parser
 from stenograph.text.renderer import Bridge
 from stenograph.trajectory.history import Attachment
@@ -173,6 +169,8 @@ class ChatOpening:
         def position() -> tuple[Attachment, Strand | None]:
             attachment = None if before is None else history.position_after(before, messages, context)
             attachment = attachment or history.position(messages, context)
+            if attachment.adds_nothing:
+                return attachment, None
             earlier = chapter_of(others, self._request, context) if others else None
             if attachment.has_other_reply and strand.key is not None:
                 earlier = self._seats.continued_by_fork(strand, attachment, self._request, context)
@@ -187,6 +185,8 @@ class ChatOpening:
             return attachment, earlier
 
         attachment, earlier = await self._services.pool.run(position, num_bytes=num_bytes)
+        if attachment.adds_nothing:
+            return attachment
         if attachment.has_other_reply and strand.key is not None:
             self.strand = self._seats.fork(strand)
         if earlier is not None:
@@ -255,7 +255,7 @@ class ChatOpening:
             num_kept=0 if parent is None else parent.num_tokens - num_trimmed,
             num_trimmed=num_trimmed,
             of_kept=of_kept,
-            json_fragments=await _json_of(self._services.share, at_hand, of_kept, bridge.ids)
+            json_fragments=await json_of(self._services.share, at_hand, of_kept, bridge.ids)
             if self._capabilities.takes_json
             else None,
         )
@@ -263,9 +263,9 @@ class ChatOpening:
     async def _truncated(self, ids: "array[int]") -> Prompt:
         """A prompt of its own, without the ids that the client wants left out."""
         request, capabilities = self._request, self._capabilities
-        num_kept = _num_kept(request.truncation, request.params, capabilities, self._services.over_budget)
-        ids = _truncated(ids, request.truncation, num_kept)
-        fragments = await _json_of(self._services.share, None, None, ids) if capabilities.takes_json else None
+        num_kept = num_kept_of(request.truncation, request.params, capabilities, self._services.over_budget)
+        ids = truncated(ids, request.truncation, num_kept)
+        fragments = await json_of(self._services.share, None, None, ids) if capabilities.takes_json else None
         return Prompt(new_ids=ids, end=self._renderer.prompt_end(ids), json_fragments=fragments)
 
     def _check_view(self) -> None:
@@ -297,102 +297,7 @@ class ChatOpening:
         )
 
 
-class CompletionOpening:
-    """The continuation of one prompt of a request."""
-
-    asked = Asked.COMPLETION
-    rewrites: tuple[AppliedRewrite, ...] = ()
-    tool_choice = ToolChoice()
-    parallel_tool_calls = True
-    context = PromptContext()
-
-    def __init__(
-        self,
-        request: CompletionRequest,
-        index: int,
-        *,
-        seats: Seats,
-        services: TurnServices,
-        capabilities: Capabilities,
-    ) -> None:
-        self.tokenization: Tokenization | None = None
-        if services.tokenizer is not None:
-            self.tokenization = Tokenization(services.tokenizer, services.clock)
-        self.prompt_blame = Blame(RequestPart.PROMPT, index)
-        self._request = request
-        self._prompt = request.prompts[index]
-        self._seats = seats
-        self._services = services
-        self._renderer = services.renderer
-        self._capabilities = capabilities
-        self._ids: array[int] | None = None
-        self._strand: Strand | None = None
-
-    @property
-    def strand(self) -> Strand:
-        assert self._strand is not None, "a turn is positioned first"
-        return self._strand
-
-    async def position(self) -> Attachment:
-        """Make ids of the prompt, and match them."""
-        request = self._request
-        num_kept = _num_kept(request.truncation, request.params, self._capabilities, self._services.over_budget)
-        ids = _truncated(await self._all_ids(), self._request.truncation, num_kept)
-        if not ids:
-            raise InvalidRequest("The prompt is empty: it must have at least one token.", blame=self.prompt_blame)
-        self._ids = ids
-        self._strand = self._seats.of_ids(ids)
-        return self._strand.history.position_ids(ids)
-
-    async def render(self, attachment: Attachment) -> Prompt:
-        """The ids as they are."""
-        assert self._ids is not None, "a turn is positioned before it is rendered"
-        ids, parent = self._ids, attachment.parent
-        prompt, at_hand = Prompt.of(ids, num_kept=parent.num_tokens if parent else 0), self.strand.line.text_of(parent)
-        if not self._capabilities.takes_json:
-            return prompt
-        fragments = await _json_of(self._services.share, at_hand, prompt.of_kept, prompt.new_ids)
-        return replace(prompt, json_fragments=fragments)
-
-    async def forced_grammar(self, prompt: Prompt) -> Grammar | None:
-        return None
-
-    def before_answer(self, prompt: Prompt) -> BeforeAnswer | None:
-        return None
-
-    def parser(self, params: SamplingParams, request_id: RequestId, prompt: Prompt) -> Parser:
-        request = self._request
-        return PlainParser(
-            self._renderer.tokenizer,
-            stop=params.stop,
-            view=request.text,
-            min_tokens=params.min_tokens,
-        )
-
-    async def _all_ids(self) -> "array[int]":
-        """The prompt's ids before any is left out. Raises InvalidRequest for one that the model does not have."""
-        prompt = self._prompt
-        if isinstance(prompt, str):
-            tokenizer = self._renderer.tokenizer
-            try:
-                if self.tokenization is not None:
-                    return await self.tokenization.ids((Span(text=prompt, trusted=True),))
-                return await self._services.pool.run(lambda: tokenizer.encode(prompt), num_bytes=len(prompt))
-            except UnrenderableMessage as error:
-                error.blame = self.prompt_blame
-                raise
-        vocab_size = self._capabilities.vocab_size
-        found = np.frombuffer(prompt, dtype=np.int32)
-        if len(found) and not 0 <= found.min() <= found.max() < vocab_size:
-            at = int(((found < 0) | (found >= vocab_size)).argmax())
-            raise InvalidRequest(
-                f"{prompt[at]} is not a token id: the vocabulary has {vocab_size} ids.",
-                blame=Blame(self.prompt_blame.part, self.prompt_blame.index, (at,)),
-            )
-        return prompt
-
-
-def _num_kept(
+def num_kept_of(
     truncation: Truncation | None, params: SamplingParams, capabilities: Capabilities, over_budget: OverBudget
 ) -> int | None:
     """Number of ids that may be kept of a prompt; None for all. Less than 1 if the context has none left for it.
@@ -416,7 +321,7 @@ def _num_kept(
     return limit - wanted
 
 
-def _truncated(ids: "array[int]", truncation: Truncation | None, num_kept: int | None) -> "array[int]":
+def truncated(ids: "array[int]", truncation: Truncation | None, num_kept: int | None) -> "array[int]":
     """The ids that are kept of a prompt. One that cannot fit, however short, stays whole, to be refused as too long."""
     if truncation is None or num_kept is None or not 0 < num_kept < len(ids):
         return ids
@@ -429,7 +334,7 @@ def _line_without(parent: Node, num_trimmed: int) -> "array[int]":
     return ids[: len(ids) - num_trimmed] if num_trimmed else ids
 
 
-async def _json_of(
+async def json_of(
     share: LoopShare, at_hand: LineText | None, of_kept: "Callable[[], array[int]] | None", new: "array[int]"
 ) -> tuple[bytes, ...]:
     """The fragments of a prompt. `at_hand` is the text of its kept ids; None if all have to be written."""
@@ -451,19 +356,3 @@ def _num_bytes(messages: Sequence[Message]) -> int:
         for call in message.tool_calls:
             num_bytes += FRAME_BYTES + len(call.name) + len(call.arguments)
     return num_bytes
-
-
-def openings(
-    request: TurnRequest, *, seats: Seats, services: TurnServices, capabilities: Capabilities, opened_at: float
-) -> list[Opening]:
-    """The opening of each turn of a request: a chat's one, or one for each prompt of a completion.
-
-    `opened_at`, in seconds of the epoch, is when the session began, or a request that has none. A chat takes its seat
-    at once, a completion when its ids are known. Raises SessionBusy.
-    """
-    if isinstance(request, ChatRequest):
-        return [ChatOpening(request, seats=seats, services=services, capabilities=capabilities, opened_at=opened_at)]
-    return [
-        CompletionOpening(request, index, seats=seats, services=services, capabilities=capabilities)
-        for index in range(len(request.prompts))
-    ]

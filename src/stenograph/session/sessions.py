@@ -23,7 +23,7 @@ from stenograph.core.outcome import SessionOutcome
 from stenograph.core.telemetry import NoTelemetry, SessionEnd, SessionReport, Telemetry
 from stenograph.core.types import SessionId
 from stenograph.session.admission import Capacity, Limits
-from stenograph.session.durable import keep_outcome
+from stenograph.session.commit_writer import keep_outcome
 from stenograph.session.journal import STOPPED, log_session_end, session_report
 from stenograph.session.looked import LookedSessions
 from stenograph.session.session import Session, SessionOptions

@@ -1,13 +1,6 @@
-"""The steps of one turn, from its place in a session to its committed reply.
+"""The steps of one turn, which its request (turn.py) takes in this order: position, render, grant, sample, commit.
 
-    receive -> admit -> decode -> position -> render -> sample -> validate -> parse -> commit -> reply
-
-`TurnRun` is that line from `position` to `commit`: its request (turn.py) calls open, grant, sample and commit, in
-this order. The first three come before there is a turn: the route (http/turn_route.py) reads the bytes, the request
-gets its place (admission.py), a dialect decodes it. The reply is written by whoever watches (http/).
-
-Invariants. Nothing is committed unless everything before it succeeded, and the commit is one synchronous step. However
-a turn ends, the engine has been asked to stop by then: leaving the chunk iterator asks it.
+However a turn ends, the engine has been asked to stop by then: leaving the chunk iterator asks it.
 """
 
 import math
@@ -54,10 +47,8 @@ from stenograph.trajectory.turn import STATUS_OF, CommittedTurn, Node
 
 
 class TurnRun:
-    """One turn: a prompt, its generation and its reply. Its request calls its steps: open, grant, sample, commit.
-
-    `prompt` and `reply_id` are settled before the first piece is there.
-    """
+    """One turn: a prompt, its generation and its reply. `prompt` and `reply_id` are settled before the first piece is
+    there."""
 
     def __init__(
         self,
@@ -71,6 +62,7 @@ class TurnRun:
         affinity_key: str | None,
         stages: StageTimes,
         services: TurnServices,
+        capabilities: Capabilities,
         wants_support: bool = False,
         cache_salt: CacheSalt = FOLLOWING,
         trace: TraceContext | None = None,
@@ -83,7 +75,7 @@ class TurnRun:
         self._request = request
         self._request_json = request_json
         self.opening = opening
-        """Where it attaches: its strand is there, once it is open."""
+        """Finds where it attaches: its strand is there, once it is positioned."""
         self.kind = seats.label.kind
         """The kind that a rule says of its request; None if none does."""
         self._seats = seats
@@ -93,12 +85,12 @@ class TurnRun:
         self._cache_salt = cache_salt
         self._trace = trace
         self._requested_at = services.clock.wall()
-        self.capabilities: Capabilities
-        """Those of the engine, as they are when the turn is opened."""
-        self.is_open = False
-        """Whether it has its place and its prompt."""
+        self.capabilities = capabilities
+        """Those of the engine, as they are when the turn begins."""
         self.attachment: Attachment
-        """The place where it attaches, once it is open."""
+        """The place where it attaches, once it is positioned."""
+        self.is_open = False
+        """Whether it has its prompt."""
         self.prompt: Prompt
         """Its prompt, once it is open."""
         self.params = request.params
@@ -134,11 +126,13 @@ class TurnRun:
         self._ends_early = True
         return was_left
 
-    async def open(self) -> None:
-        """Find the turn's place, and make the ids of its prompt. Changes nothing of the session."""
-        self.capabilities = self._services.engine.capabilities
-        attachment = await self.opening.position()
-        prompt = await self.opening.render(attachment)
+    async def position(self) -> None:
+        """Find where the turn attaches. Changes nothing of the session. Raises CallerError."""
+        self.attachment = await self.opening.position()
+
+    async def render(self) -> None:
+        """Make the ids of its prompt. Raises CallerError or TokenizationFailed."""
+        prompt = await self.opening.render(self.attachment)
         if self.opening.tool_choice.forces:
             self._forced = await self.opening.forced_grammar(prompt)
         tokenization, stage = self.opening.tokenization, Stage.RENDER
@@ -146,7 +140,7 @@ class TurnRun:
             self.stages.mark(Stage.RENDER, tokenization.began_at)
             stage = Stage.TOKENIZE
         self.stages.mark(stage, self._services.clock.monotonic())
-        self.attachment, self.prompt, self.is_open = attachment, prompt, True
+        self.prompt, self.is_open = prompt, True
 
     def grant(self, remaining: Remaining) -> None:
         """Settle the parameters: the request's, with the reply's constraints and the tokens that are left."""
@@ -252,19 +246,16 @@ class TurnRun:
             self._parsed = ParsedReply(message=self.buffer.message)
         self.sampled = sampled
 
-    def echo(self, node_id: int) -> ChatReply | None:
-        """The reply to a request that ends with this turn's, if that is its strand's last and the request takes no
-        message for it; else None."""
-        request, last = self._request, self.opening.strand.history.latest
-        if last is None or last.id != node_id or not isinstance(request, ChatRequest) or not request.takes_echo:
-            return None
-        return self.empty_reply(last)
-
     def empty_reply(self, last: Node | None = None) -> ChatReply:
         """A reply for which nothing was sampled, after the line that ends with `last`; None: after nothing."""
-        services, params, stages_s = self._services, self._request.params, self.stages.durations_s()
-        created, model = services.clock.wall(), services.engine.capabilities.model
-        return empty_reply(self.reply_id, created=created, model=model, params=params, stages_s=stages_s, last=last)
+        return empty_reply(
+            self.reply_id,
+            created=self._services.clock.wall(),
+            model=self.capabilities.model,
+            params=self._request.params,
+            stages_s=self.stages.durations_s(),
+            last=last,
+        )
 
     async def _read(self, parser: Parser, chunk: Chunk) -> None:
         """Feed the watchers with what a chunk says: at once, or a long one in parts between which the loop goes on."""

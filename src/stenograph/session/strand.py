@@ -452,7 +452,8 @@ def _of_forks(newest: Strand, messages: Sequence[Message], context: PromptContex
         history = one.history
         with suppress(CallerError):
             attachment = history.position(messages, context)
-            if attachment.parent is not None and not history.replaced_by(attachment):
+            goes_on = attachment.parent is not None and not attachment.adds_nothing
+            if goes_on and not history.replaced_by(attachment):
                 return one
         one = one.fork_of
     return newest

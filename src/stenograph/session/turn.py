@@ -1,24 +1,30 @@
-"""START READING HERE. One request: its turns side by side, under one deadline, one abort and one commit.
+"""START READING HERE. One request, from its place in a session to its committed reply.
 
-A chat makes one turn, a completion one for each of its prompts; each step is taken by all of them before the next.
-`RequestRun.run` is the whole of it. What a step does is the turn's (steps.py). `turn_report` says for the
-metrics and the log how a turn ended.
+| step | | who |
+|---|---|---|
+| 1 receive | socket → bytes | http/turn_route.py |
+| 2 admit | session → a place among the turns in flight | admission.py |
+| 3 decode | bytes → request, and its strand's lease | dialects/, manager.py |
+| 4 to 9 | position, render, sample, validate, parse, commit | `RequestRun.run`, here |
+| 10 reply | outcome → bytes, to whoever watches (watch.py) | dialects/, http/turn_route.py |
 
-Invariants. Nothing but the leases of its seats is held across an await. The commit is one synchronous step, whatever
-the number of turns. Where there is a store, the turns are durable before it, and the step is taken when that is known.
-Cancelling the task is how a request is abandoned; once its turns are on their way to the disk it is not cancelled. An
-abort is asked of the engine, which answers with what it has sampled; only if it does not, within the grace time, is the
-request ended without it.
+What each step does to the turn is in steps.py. A completion with several prompts has a turn for each (completion.py).
+
+Invariants. Nothing is committed unless everything before it succeeded, and the commit is one synchronous step. Where
+there is a store, the turn is durable before it, and the step is taken when that is known. Nothing but the leases of its
+seats is held across an await. Cancelling the task abandons a request; once its turn is on its way to the disk it is not
+cancelled. An abort is asked of the engine, which answers with what it has sampled; only if it does not, within the
+grace time, is the request ended without it.
 """
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Protocol
 
 from msgspec import Struct
 
+from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.budgets import Budgets, OverLimit
 from stenograph.core.chat import ChatReply, ChatRequest, Remaining, TurnRequest
 from stenograph.core.errors import (
@@ -27,18 +33,14 @@ from stenograph.core.errors import (
     NothingToAnswer,
     Paused,
     StenographError,
-    UpstreamInvalid,
     UpstreamTimeout,
 )
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.sampling_rules import blame_session
-from stenograph.core.telemetry import TurnEnd, TurnReport
-from stenograph.core.trace_context import TraceContext
-from stenograph.core.types import FinishReason, RequestId
 from stenograph.session.services import TurnServices
 from stenograph.session.steps import TurnRun
 from stenograph.session.strand import Seats
-from stenograph.session.weights import PAUSED_RETRY_S, Weights
+from stenograph.session.weights import PAUSED_RETRY_S
 
 NO_DEADLINE_S = 10 * 365 * 86400.0
 """Stands for no deadline: an abort can still bring it forward."""
@@ -69,33 +71,42 @@ class TurnOutcome(Struct, frozen=True, kw_only=True, gc=False):
         return self.replies[0]
 
 
-class RequestRun:
-    """One request's turns. Made by the manager, run once, watched through the turns' buffers.
+class CommitWriter(Protocol):
+    """The way of a request's turns to the store."""
 
-    `reply_id` is by which the client knows the reply, None if it is that of the one turn. `may_commit`: there is a
-    session, and it is not being deleted. `budgets` are what that may have in all. `keep` makes the turns durable; None:
-    there is no store. `remaining` is what is left before anything is sampled; it is known when the first piece is
+    def write(self, run: "RequestRun", *, then: Callable[[], TurnOutcome]) -> "asyncio.Future[TurnOutcome]":
+        """Write the turns, and call `then` in the event-loop step in which they are known to be durable, after all that
+        was written before. The future has its outcome, or the store's error; cancelling it takes nothing back."""
+        ...
+
+
+class RequestRun:
+    """A request with one turn. Made by the manager, run once, watched through the turn's buffer.
+
+    `may_commit`: there is a session, and it is not being deleted. `budgets` are what that may have in all. `writer`
+    None: there is no store. `remaining` is what is left before anything is sampled; it is known when the first piece is
     there.
     """
 
     def __init__(
         self,
+        turns: Sequence[TurnRun],
         *,
         request: TurnRequest,
-        reply_id: str | None,
-        turns: Sequence[TurnRun],
         seats: Seats,
         may_commit: bool,
         budgets: Budgets,
         services: TurnServices,
-        keep: "Keep | None" = None,
+        writer: CommitWriter | None = None,
+        joint_reply_id: str | None = None,
     ) -> None:
-        self.request = request
         self.turns = tuple(turns)
-        self.request_id = self.turns[0].request_id
-        """By which the engine knows it; of several turns the first's."""
-        self.joint_reply_id = reply_id
+        self.turn = self.turns[0]
+        """Its turn; of several the first, by whose id the engine and the session know the request."""
+        self.request_id = self.turn.request_id
+        self.joint_reply_id = joint_reply_id
         """By which the client knows the replies of several turns."""
+        self.request = request
         self.remaining = Remaining()
         self.seats = seats
         self.may_commit = may_commit
@@ -108,7 +119,7 @@ class RequestRun:
         self._deadline: asyncio.Timeout | None = None
         self._abort_error: StenographError | None = None
         self._abort_requested = False
-        self._keep = keep
+        self._writer = writer
         self._held: asyncio.Future[None] | None = None
         self._frozen_s: float | None = None
         self.is_committing = False
@@ -116,6 +127,124 @@ class RequestRun:
 
     def __repr__(self) -> str:
         return f"<RequestRun {self.request_id}, {len(self.turns)} turns>"
+
+    async def run(self) -> TurnOutcome:
+        """Steps 4 to 9. Raises StenographError; anything else is a bug of ours. Commits last, or not at all."""
+        try:
+            if self._spent is not None:
+                return self._stopped(self._spent)
+            async with asyncio.timeout(self._services.timeout_s or NO_DEADLINE_S) as self._deadline:
+                if self._abort_requested:  # before the first step
+                    self._begin_grace()
+                await self._take(TurnRun.position)  # 4: trajectory, where it attaches
+                if self.turn.attachment.adds_nothing:
+                    return self._echo()
+                await self._take(TurnRun.render)  # 5: text, the ids of its prompt
+                self._grant()  # how much may be sampled
+                await self._let_in()  # the gate, shut while the weights change
+                await self._take(TurnRun.sample)  # 6: engine; 7: validate; 8: text, ids to message
+                if self._writer is None or not self.may_commit:
+                    return self._commit()  # 9: trajectory
+            self.is_committing, self._deadline = True, None  # neither its deadline nor whoever leaves ends it now
+            return await self._writer.write(self, then=self._commit)  # 9: store, then trajectory
+        except TimeoutError as error:
+            if not self.is_timed_out:
+                raise  # not ours: a bug of whoever let it out
+            raise self._timeout_error() from error
+        except StenographError as error:
+            if isinstance(error, BudgetSpent) and self._budgets.over_limit is OverLimit.STOP:
+                return self._stopped(error)
+            blame_session(error, self.request.imposed)
+            if isinstance(self.request, ChatRequest):
+                error.blame = self.request.blame_of_client(error.blame)
+            raise
+        finally:
+            self._deadline = None
+            self._services.weights.runs.discard(self)
+            for turn in self.turns:
+                turn.buffer.close()
+
+    def _take(self, step: Callable[[TurnRun], Coroutine[None, None, None]]) -> Coroutine[None, None, None]:
+        """A step of its turn; where it has several, of each."""
+        return step(self.turn)
+
+    def _echo(self) -> TurnOutcome:
+        """The outcome of a request that ends with a reply of its strand: without a message, if that is the last one and
+        the request takes it. Raises NothingToAnswer."""
+        turn = self.turn
+        parent, strand = turn.attachment.parent, turn.opening.strand
+        assert parent is not None, "nothing is added to a line that is there"
+        takes_echo = isinstance(self.request, ChatRequest) and self.request.takes_echo
+        if not takes_echo or parent is not strand.history.latest:
+            raise NothingToAnswer(
+                "The request ends with a reply that this session generated: there is nothing to answer."
+                " Add a message, or leave the last reply out to generate it again.",
+                blame=Blame(RequestPart.MESSAGES, max(0, parent.num_messages - 1)),
+            )
+        reply = turn.empty_reply(parent)
+        return TurnOutcome(
+            reply_id=reply.id,
+            replies=(reply,),
+            committed=False,
+            remaining=self.remaining,
+            strand=strand.number,
+            is_echo=True,
+        )
+
+    def _grant(self) -> None:
+        """Settle how much the turn may sample, of what the context and the session leave."""
+        turn = self.turn
+        limit, num_prompt = turn.capabilities.max_context_tokens, turn.prompt.num_tokens
+        self.remaining = Remaining(
+            context_tokens=None if limit is None else limit - num_prompt,
+            session_tokens=self._session_tokens(),
+        )
+        turn.grant(self.remaining)
+
+    def _session_tokens(self) -> int | None:
+        """Number of tokens that the session leaves for all replies; None if it has no limit."""
+        most = self._budgets.max_total_tokens
+        if most is None:
+            return None
+        num_before = self.seats.num_tokens_before([(turn.opening.strand, turn.attachment) for turn in self.turns])
+        return most - num_before - sum(turn.num_new_tokens for turn in self.turns)
+
+    async def _let_in(self) -> None:
+        """Wait at the gate, until it is open or the request is aborted. Between it and the engine nothing is awaited:
+        a change that begins later finds the request at the engine, none meets it with the name of other weights."""
+        weights = self._services.weights
+        while weights.is_held and not self._abort_requested:
+            self._held = weights.opened()
+            try:
+                await asyncio.wait((self._held,))
+            finally:
+                self._held.cancel()
+        self._held = None
+        weights.runs.add(self)
+
+    def _commit(self) -> TurnOutcome:
+        """Keep the turn, unless its session is being deleted. Synchronous: nothing can come between."""
+        turn, committed, self._has_ended = self.turn, self.may_commit, True
+        reply = turn.commit(is_kept=committed)
+        limit, session = turn.capabilities.max_context_tokens, self.remaining.session_tokens
+        num_sampled = len(reply.sampled.ids)
+        return TurnOutcome(
+            reply_id=reply.id,
+            replies=(reply,),
+            committed=committed,
+            remaining=Remaining(
+                context_tokens=None if limit is None else limit - reply.prompt.num_tokens - num_sampled,
+                session_tokens=None if session is None else session - num_sampled,
+            ),
+            strand=turn.opening.strand.number,
+            node=turn.node_id,
+            rewrites=turn.rewrites,
+        )
+
+    @property
+    def reply_id(self) -> str:
+        """By which the client knows the reply, or the replies; settled before the first piece is there."""
+        return self.turn.reply_id if self.joint_reply_id is None else self.joint_reply_id
 
     @property
     def is_timed_out(self) -> bool:
@@ -134,6 +263,14 @@ class RequestRun:
         self.seats.give_back()
         self._spent = spent
 
+    def _stopped(self, spent: BudgetSpent) -> TurnOutcome:
+        """The outcome of a request that its session has no budget for: an empty reply to each prompt."""
+        self.remaining = Remaining(session_tokens=0 if spent.limit is Limit.SESSION_TOKENS else None)
+        replies = tuple(turn.empty_reply() for turn in self.turns)
+        return TurnOutcome(
+            reply_id=self.reply_id, replies=replies, committed=False, remaining=self.remaining, spent=spent
+        )
+
     def abort(self, unanswered: StenographError | None = None) -> Coroutine[None, None, int]:
         """End the turns with what they have sampled; one that has not reached the engine ends with nothing.
 
@@ -151,40 +288,6 @@ class RequestRun:
         left = [turn.end_early() for turn in self.turns]
         return self._ask_engine_to_end(left)
 
-    async def run(self) -> TurnOutcome:
-        """All turns. Raises StenographError; anything else is a bug of ours. Commits last, or not at all."""
-        weights = self._services.weights
-        try:
-            if self._spent is not None:
-                return self._stopped(self._spent)
-            async with asyncio.timeout(self._services.timeout_s or NO_DEADLINE_S) as self._deadline:
-                if self._abort_requested:  # before the first step
-                    self._begin_grace()
-                if len(self.turns) == 1:
-                    await self.turns[0].open()  # position, render
-                    self._grant()
-                    await self._let_in(weights)
-                    await self.turns[0].sample()  # sample, validate, parse
-                else:
-                    await _side_by_side(self.turns, TurnRun.open)
-                    self._grant()
-                    await self._let_in(weights)
-                    await _side_by_side(self.turns, TurnRun.sample)
-                if self._keep is None:
-                    return self._commit()
-            return await self._commit_durably(self._keep)
-        except TimeoutError as error:
-            if not self.is_timed_out:
-                raise  # not ours: a bug of whoever let it out
-            raise self._timeout_error() from error
-        except StenographError as error:
-            return self._unsampled(error)
-        finally:
-            self._deadline = None
-            weights.runs.discard(self)
-            for turn in self.turns:
-                turn.buffer.close()
-
     def freeze(self) -> None:
         """Stop the clock of the deadline, but for that of an abort."""
         if self._deadline is None or self._abort_requested or self.is_timed_out:
@@ -198,92 +301,6 @@ class RequestRun:
         left_s, self._frozen_s = self._frozen_s, None
         if left_s is not None and self._deadline is not None and not self._abort_requested:
             self._deadline.reschedule(asyncio.get_running_loop().time() + left_s)
-
-    async def _let_in(self, weights: Weights) -> None:
-        """Wait at the gate, until it is open or the request is aborted. Between it and the engine nothing is awaited:
-        a change that begins later finds the request at the engine, none meets it with the name of other weights."""
-        while weights.is_held and not self._abort_requested:
-            self._held = weights.opened()
-            try:
-                await asyncio.wait((self._held,))
-            finally:
-                self._held.cancel()
-        self._held = None
-        weights.runs.add(self)
-
-    def _grant(self) -> None:
-        """Settle how much each turn may sample. Of what the session leaves, each gets the same share."""
-        limit, session = self.turns[0].capabilities.max_context_tokens, None
-        longest = 0
-        for turn in self.turns:
-            longest = max(longest, turn.prompt.num_tokens)
-        limit_tokens = self._budgets.max_total_tokens
-        if limit_tokens is not None:
-            num_before = self.seats.num_tokens_before([(turn.opening.strand, turn.attachment) for turn in self.turns])
-            session = limit_tokens - num_before - sum(turn.num_new_tokens for turn in self.turns)
-        context = None if limit is None else limit - longest
-        self.remaining = Remaining(context_tokens=context, session_tokens=session)
-        for turn in self.turns:
-            turn.grant(
-                Remaining(
-                    context_tokens=None if limit is None else limit - turn.prompt.num_tokens,
-                    session_tokens=None if session is None else session // len(self.turns),
-                )
-            )
-
-    async def _commit_durably(self, keep: "Keep") -> TurnOutcome:
-        """Have the turns written, and kept in the very step in which that is known. Neither its deadline nor whoever
-        leaves ends it any more, until it is known. Raises StorageUnavailable."""
-        self.is_committing, self._deadline = True, None
-        if not self.may_commit:
-            return self._commit()
-        return await keep(self, self._commit)
-
-    def _unsampled(self, error: StenographError) -> TurnOutcome:
-        """The outcome of a request that is answered without the engine; else raises the error as its client sees it."""
-        if isinstance(error, BudgetSpent) and self._budgets.over_limit is OverLimit.STOP:
-            return self._stopped(error)
-        if isinstance(error, NothingToAnswer) and (reply := self.turns[0].echo(error.node_id)) is not None:
-            number, left = self.turns[0].opening.strand.number, self.remaining
-            return TurnOutcome(
-                reply_id=reply.id, replies=(reply,), committed=False, remaining=left, strand=number, is_echo=True
-            )
-        blame_session(error, self.request.imposed)
-        if isinstance(self.request, ChatRequest):
-            error.blame = self.request.blame_of_client(error.blame)
-        raise error
-
-    def _stopped(self, spent: BudgetSpent) -> TurnOutcome:
-        """The outcome of a request that its session has no budget for: an empty reply to each prompt."""
-        self.remaining = Remaining(session_tokens=0 if spent.limit is Limit.SESSION_TOKENS else None)
-        replies = tuple(turn.empty_reply() for turn in self.turns)
-        id_ = self.joint_reply_id or replies[0].id
-        return TurnOutcome(reply_id=id_, replies=replies, committed=False, remaining=self.remaining, spent=spent)
-
-    def _commit(self) -> TurnOutcome:
-        """Keep the turns, unless their session is being deleted. Synchronous: nothing can come between."""
-        committed, self._has_ended = self.may_commit, True
-        replies: list[ChatReply] = []
-        num_sampled = longest = 0
-        for turn in self.turns:
-            reply = turn.commit(is_kept=committed)
-            replies.append(reply)
-            num_sampled += len(reply.sampled.ids)
-            longest = max(longest, reply.prompt.num_tokens + len(reply.sampled.ids))
-        limit, before = self.turns[0].capabilities.max_context_tokens, self.remaining
-        remaining = Remaining(
-            context_tokens=None if limit is None else limit - longest,
-            session_tokens=None if before.session_tokens is None else before.session_tokens - num_sampled,
-        )
-        return TurnOutcome(
-            reply_id=self.joint_reply_id or replies[0].id,
-            replies=tuple(replies),
-            committed=committed,
-            remaining=remaining,
-            strand=self.turns[0].opening.strand.number,
-            node=self.turns[0].node_id,
-            rewrites=self.turns[0].rewrites,
-        )
 
     def _begin_grace(self) -> None:
         """Bring the deadline forward. One that has passed already ends the request as it is."""
@@ -316,75 +333,3 @@ class RequestRun:
         return UpstreamTimeout(
             f"The turn took longer than {self._services.timeout_s:g} s; it was stopped, nothing of it was kept."
         )
-
-
-class RequestTrace(Protocol):
-    """The trace of one request. All methods are synchronous, cheap, and never raise."""
-
-    def generation(self, request_id: RequestId) -> TraceContext:
-        """The span of one of its turns at the engine, before the turn begins."""
-        ...
-
-    def ended(
-        self, run: RequestRun, reports: Sequence[TurnReport], session_id: str | None, error: BaseException | None
-    ) -> None:
-        """Its turns are over: a report of each, and what they failed with."""
-        ...
-
-    def refused(self, error: StenographError) -> None:
-        """It made no turn."""
-
-
-Keep = Callable[[RequestRun, Callable[[], TurnOutcome]], "asyncio.Future[TurnOutcome]"]
-"""Writes the turns of a request that are sampled, and calls what commits them when they are durable."""
-
-
-async def _side_by_side(turns: Sequence[TurnRun], step: Callable[[TurnRun], Coroutine[None, None, None]]) -> None:
-    """Take a step of all turns at once. The first that fails stops the others, and its error is raised."""
-    failed: list[Exception] = []
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            for turn in turns:
-                tasks.create_task(step(turn), name=f"turn-{turn.request_id}")
-    except* Exception as group:  # noqa: BLE001 -- raised again, the first of them
-        failed += group.exceptions
-    if failed:
-        raise failed[0]
-
-
-def turn_report(turn: TurnRun, index: int, task: "asyncio.Task[TurnOutcome]", group: str | None) -> TurnReport:
-    """The report of a turn, the one of this index in a request whose task has ended. `group` is its session's."""
-    meter = turn.meter
-    report = partial(
-        TurnReport,
-        num_completion=meter.num_sampled,
-        ttft_s=meter.ttft_s,
-        tpot_s=meter.tpot_s,
-        itl_s=tuple(meter.gaps_s),
-        unasked_replay=meter.unasked_replay,
-        kind=turn.kind,
-        group=group,
-    )
-    if task.cancelled():
-        return report(end=TurnEnd.ABANDONED, stages_s=turn.stages.durations_s())
-    error = task.exception()
-    if error is not None:
-        code = error.code if isinstance(error, StenographError) else "internal_error"
-        law = error.law if isinstance(error, UpstreamInvalid) else None
-        return report(end=TurnEnd.FAILED, stages_s=turn.stages.durations_s(), code=code, law=law)
-    outcome = task.result()
-    reply, num_discarded = outcome.replies[index], 0
-    for gone in turn.discarded:
-        num_discarded += len(gone.sampled.ids)
-    return report(
-        end=TurnEnd.COMMITTED if outcome.committed else TurnEnd.UNRECORDED,
-        stages_s=reply.stages_s,
-        was_aborted=reply.sampled.finish.reason is FinishReason.ABORT,
-        num_prompt=reply.usage.num_prompt,
-        num_kept=reply.prompt.num_kept,
-        num_cached=reply.usage.num_cached,
-        finish=reply.sampled.finish.reason.value,
-        num_discarded_turns=len(turn.discarded),
-        num_discarded_tokens=num_discarded,
-        rewrites=turn.rewrites,
-    )

@@ -175,8 +175,7 @@ class LiveWatch:
 
     @property
     def reply_id(self) -> str:
-        run = self._task.run
-        return run.turns[0].reply_id if run.joint_reply_id is None else run.joint_reply_id
+        return self._task.run.reply_id
 
     @property
     def prompts(self) -> "list[array[int]]":
@@ -215,7 +214,7 @@ class LiveWatch:
         raise UnexpectedFailure("The server failed on this turn; nothing of it was kept.") from error
 
     def timings_s(self) -> Mapping[Stage, float]:
-        return self._task.run.turns[0].stages.durations_s()
+        return self._task.run.turn.stages.durations_s()
 
     def leave(self) -> None:
         """Watch no more; the last watcher's leaving stops a turn that still runs."""

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import Asked
-from stenograph.core.errors import HistoryMismatch, NothingToAnswer, Rollback, SessionInvariant, TruncatedGeneration
+from stenograph.core.errors import HistoryMismatch, Rollback, SessionInvariant, TruncatedGeneration
 from stenograph.core.kinds import AfterLength, Compat
 from stenograph.core.messages import Message, Role
 from stenograph.trajectory.matching import Matcher
@@ -26,13 +26,15 @@ class Attachment(Struct, frozen=True, kw_only=True, gc=False):
     """Place where a request attaches: after `parent` (None: as a root), with messages not yet in its line.
 
     `revision` is the history's when the position was taken; where only one turn may run, a commit checks that it holds.
-    `has_other_reply`: a turn would be replaced by what is no other try of it.
+    `has_other_reply`: a turn would be replaced by what is no other try of it. `adds_nothing`: the request ends with
+    `parent`'s reply, and leaves nothing to answer.
     """
 
     parent: Node | None
     new_messages: tuple[Message, ...]
     revision: int
     has_other_reply: bool = False
+    adds_nothing: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,26 +145,31 @@ def has_other_reply(node: Node, messages: Sequence[Message], context: PromptCont
     )
 
 
-def check_extension(
-    parent: Node | None, messages: Sequence[Message], after_length: AfterLength, compat: Compat | None = None
-) -> None:
-    """Check that a turn can follow `parent`.
+def attached(
+    parent: Node | None,
+    messages: Sequence[Message],
+    *,
+    revision: int,
+    after_length: AfterLength,
+    compat: Compat | None = None,
+    has_other_reply: bool = False,
+) -> Attachment:
+    """The place of a chat after `parent`, with whose line it begins. `compat` MILES samples another reply where nothing
+    is added.
 
-    Raises NothingToAnswer if the request adds nothing to its line and `compat` does not want another reply,
-    TruncatedGeneration if its reply is not whole and
-    nothing may follow it.
+    Raises TruncatedGeneration if the parent's reply is not whole and nothing may follow it.
     """
-    if parent is None:
-        return
-    if parent.num_messages == len(messages) and compat is not Compat.MILES:
-        raise NothingToAnswer(
-            "The request ends with a reply that this session generated: there is nothing to answer."
-            " Add a message, or leave the last reply out to generate it again.",
-            node_id=parent.id,
-            blame=Blame(RequestPart.MESSAGES, max(0, parent.num_messages - 1)),
-        )
-    if parent.turn.status is not TurnStatus.COMPLETED:
-        _check_whole(parent.turn, after_length, blame=Blame(RequestPart.MESSAGES, parent.num_messages - 1))
+    num_messages = 0 if parent is None else parent.num_messages
+    adds_nothing = parent is not None and num_messages == len(messages) and compat is not Compat.MILES
+    if parent is not None and not adds_nothing and parent.turn.status is not TurnStatus.COMPLETED:
+        _check_whole(parent.turn, after_length, blame=Blame(RequestPart.MESSAGES, num_messages - 1))
+    return Attachment(
+        parent=parent,
+        new_messages=tuple(messages[num_messages:]),
+        revision=revision,
+        has_other_reply=has_other_reply,
+        adds_nothing=adds_nothing,
+    )
 
 
 def _check_whole(turn: CommittedTurn, after_length: AfterLength, *, blame: Blame) -> None:
@@ -205,7 +212,8 @@ def is_continued(node: Node, ids: "array[int]") -> bool:
 
 
 def check_ids_extension(parent: Node | None, ids: "array[int]", after_length: AfterLength) -> None:
-    """Check that a turn whose prompt is ids can follow `parent`. Raises as `check_extension`."""
+    """Check that a turn whose prompt is ids can follow `parent`. Raises HistoryMismatch where nothing is added, and
+    TruncatedGeneration as `attached`."""
     if parent is None:
         return
     if parent.num_tokens == len(ids):
@@ -263,8 +271,8 @@ class LinearHistory:
     def position(self, messages: Sequence[Message], context: PromptContext) -> Attachment:
         """Find where a request attaches. Changes nothing.
 
-        Raises HistoryMismatch (two or more turns would have to be discarded, or nothing is added) and
-        TruncatedGeneration (the turn to extend is not whole, and nothing may follow it).
+        Raises HistoryMismatch (two or more turns would have to be discarded) and TruncatedGeneration (the turn to
+        extend is not whole, and nothing may follow it).
         """
         num_turns, num_messages = 0, 0
         for node in self._nodes:
@@ -274,12 +282,12 @@ class LinearHistory:
         total = len(self._nodes)
         if num_turns < total - 1:
             raise self._mismatch(messages, context, num_turns, num_messages)
-        parent = self._nodes[num_turns - 1] if num_turns else None
-        check_extension(parent, messages, self._after_length, self._compat)
-        return Attachment(
-            parent=parent,
-            new_messages=tuple(messages[num_messages:]),
+        return attached(
+            self._nodes[num_turns - 1] if num_turns else None,
+            messages,
             revision=self._revision,
+            after_length=self._after_length,
+            compat=self._compat,
             has_other_reply=num_turns < total and has_other_reply(self._nodes[-1], messages, context, self._matcher),
         )
 
@@ -287,9 +295,7 @@ class LinearHistory:
         """The place of a request that begins with the messages of `node`'s request; None unless that is after it."""
         if node is not self.latest or not answers(node, messages, context, self._matcher):
             return None
-        check_extension(node, messages, self._after_length, self._compat)
-        new = tuple(messages[node.num_messages :])
-        return Attachment(parent=node, new_messages=new, revision=self._revision)
+        return attached(node, messages, revision=self._revision, after_length=self._after_length, compat=self._compat)
 
     def position_ids(self, ids: "array[int]") -> Attachment:
         """After the last turn, or in its place. Changes nothing.

@@ -12,7 +12,7 @@ from stenograph.core.messages import Message
 from stenograph.trajectory.history import (
     Attachment,
     answers,
-    check_extension,
+    attached,
     check_ids_extension,
     continues,
     num_common,
@@ -59,13 +59,10 @@ class TreeHistory:
     def position(self, messages: Sequence[Message], context: PromptContext) -> Attachment:
         """The deepest node whose whole line is a prefix of the request, ties to the latest; else a new root.
 
-        Raises HistoryMismatch if the request adds nothing to that line, TruncatedGeneration if its last turn is not
-        whole and nothing may follow it. Changes nothing.
+        Raises TruncatedGeneration if its last turn is not whole and nothing may follow it. Changes nothing.
         """
         parent = self._deepest_match(messages, context)
-        check_extension(parent, messages, self._after_length)
-        num_messages = parent.num_messages if parent is not None else 0
-        return Attachment(parent=parent, new_messages=tuple(messages[num_messages:]), revision=len(self._nodes))
+        return attached(parent, messages, revision=len(self._nodes), after_length=self._after_length)
 
     def position_after(self, node: Node, messages: Sequence[Message], context: PromptContext) -> Attachment | None:
         """The place of a request that begins with the messages of `node`'s request; None unless that is after it.
@@ -76,9 +73,7 @@ class TreeHistory:
             return None
         if not answers(node, messages, context, self._matcher):
             return None
-        check_extension(node, messages, self._after_length)
-        new = tuple(messages[node.num_messages :])
-        return Attachment(parent=node, new_messages=new, revision=len(self._nodes))
+        return attached(node, messages, revision=len(self._nodes), after_length=self._after_length)
 
     def position_ids(self, ids: "array[int]") -> Attachment:
         """The turn with the longest line that the prompt begins with, of equal ones the latest; else a new root."""

@@ -104,9 +104,21 @@ def test_discarding_two_turns_is_refused_and_says_where_it_differs() -> None:
         history.position([user("a")], CONTEXT)
 
 
-def test_a_request_that_adds_nothing_is_refused() -> None:
-    with pytest.raises(HistoryMismatch, match="nothing to answer"):
-        history_of(("a", "A")).position([user("a"), assistant("A")], CONTEXT)
+def test_a_request_that_adds_nothing_attaches_after_the_reply_that_it_ends_with() -> None:
+    history = history_of(("a", "A"), ("b", "B"))
+    messages = [user("a"), assistant("A"), user("b"), assistant("B")]
+    assert history.position(messages, CONTEXT).adds_nothing
+    at = history.position(messages[:2], CONTEXT)
+    assert (at.parent, at.new_messages, at.adds_nothing) == (history.nodes[0], (), True)
+    assert not history.position(messages[:3], CONTEXT).adds_nothing
+
+
+def test_a_request_that_adds_nothing_to_a_cut_reply_is_no_extension_of_it() -> None:
+    history = LinearHistory(MATCHERS[MatcherName.HARNESS], after_length=AfterLength.REFUSE)
+    commit(history, [user("a")], assistant("A"), reason=FinishReason.LENGTH)
+    assert history.position([user("a"), assistant("A")], CONTEXT).adds_nothing
+    with pytest.raises(TruncatedGeneration):
+        history.position([user("a"), assistant("A"), user("b")], CONTEXT)
 
 
 def test_a_turn_that_its_token_limit_cut_off_is_extended() -> None:

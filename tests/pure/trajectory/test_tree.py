@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ParsedReply
-from stenograph.core.errors import HistoryMismatch, TruncatedGeneration
+from stenograph.core.errors import TruncatedGeneration
 from stenograph.core.kinds import AfterLength
 from stenograph.core.messages import Message, Role, Tool
 from stenograph.core.types import Finish, FinishReason, RequestId, SampledTurn, token_ids
@@ -113,14 +113,16 @@ def test_a_request_attaches_to_the_deepest_node_whose_line_it_begins_with(data: 
         wanted = naive_parent(tree, messages, context)
         before = [(node, tree.children_of(node)) for node in tree.nodes]
         if wanted is not None and len(line_messages(wanted)) == len(messages):
-            with pytest.raises(HistoryMismatch):
-                tree.position(messages, context)
+            at = tree.position(messages, context)
+            assert (at.parent, at.new_messages, at.adds_nothing) == (wanted, (), True)
+            assert [(node, tree.children_of(node)) for node in tree.nodes] == before
         elif wanted is not None and wanted.turn.status is TurnStatus.ABORTED:
             with pytest.raises(TruncatedGeneration):
                 tree.position(messages, context)
         else:
             at = tree.position(messages, context)
             assert at.parent is wanted
+            assert not at.adds_nothing
             assert [*line_messages(wanted), *at.new_messages] == messages
             assert [(node, tree.children_of(node)) for node in tree.nodes] == before  # positioning changes nothing
             node = tree.commit(at, a_turn(at, data.draw(TEXTS), [9, len(before)], context, reason))

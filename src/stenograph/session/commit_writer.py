@@ -1,0 +1,146 @@
+"""Step 9 of a turn, its first half: what is durable before memory has it. Commits, and outcomes of sessions.
+
+Owns no session and no store. What is written is settled when it is handed over; `then` commits the turns in memory in
+the callback that says that they are durable, in the order of the store, so that memory and disk never differ.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from stenograph.core.errors import StenographError
+from stenograph.core.outcome import SessionOutcome
+from stenograph.session.ledger import LedgerNote
+from stenograph.session.retries import RequestIdentity, print_of
+from stenograph.session.session import Session
+from stenograph.session.steps import TurnRun
+from stenograph.session.strand import Seats
+from stenograph.session.turn import RequestRun, TurnOutcome
+from stenograph.store.base import SessionStore
+from stenograph.store.codec.commits import encode_commit, encode_outcome
+from stenograph.store.codec.rows import OUTCOME, Totals
+from stenograph.trajectory.commits import PlacedTurn, RequestMark, SessionCommit, StrandOpened
+
+
+class StoreWriter:
+    """Makes the turns of one request durable."""
+
+    def __init__(
+        self,
+        store: SessionStore,
+        session: Session,
+        *,
+        seats: Seats,
+        identity: RequestIdentity | None,
+        note: LedgerNote,
+    ) -> None:
+        self._store = store
+        self._session = session
+        self._seats = seats
+        self._identity = identity
+        self._note = note
+
+    def __repr__(self) -> str:
+        return f"<StoreWriter of {self._session!r}>"
+
+    def write(self, run: RequestRun, *, then: Callable[[], TurnOutcome]) -> "asyncio.Future[TurnOutcome]":
+        """Write a request's sampled turns. Raises what makes them unwritable, as `CommitWriter`."""
+        tail = self._session.tail
+        assert tail is not None, "a session is in the store before its turns are"
+        future: asyncio.Future[TurnOutcome] = asyncio.get_running_loop().create_future()
+        row, turns = self._note.row(), run.turns
+        placed = [self._placed(turn) for turn in turns]
+        payload = encode_commit(
+            SessionCommit(
+                turns=tuple(placed),
+                label=self._seats.label,
+                reply_id=run.joint_reply_id,
+                request=self._mark(run),
+                ledger=() if row is None else (row,),
+            )
+        )
+
+        def done(error: StenographError | None) -> None:
+            try:
+                if error is not None:
+                    raise error
+                for turn in turns:
+                    turn.stored()
+                outcome = then()
+            except Exception as failed:  # noqa: BLE001 -- the request's task raises it
+                if not future.done():
+                    future.set_exception(failed)
+            else:
+                if not future.done():
+                    future.set_result(outcome)
+
+        at = placed[-1].turn.committed_at
+        self._store.append(tail, payload, adds=self._added(turns, placed), at=at, done=done)
+        return future
+
+    def _placed(self, turn: TurnRun) -> PlacedTurn:
+        strand = turn.opening.strand
+        opened = StrandOpened(
+            key=strand.key,
+            agent_id=strand.agent_id,
+            continues=None if strand.continues is None else strand.continues.number,
+            fork_of=None if strand.fork_of is None else strand.fork_of.number,
+        )
+        return PlacedTurn(
+            turn=turn.made(),
+            parent=turn.attachment.parent,
+            strand=strand.number,
+            opened=opened if strand.number is None else StrandOpened(),
+        )
+
+    def _mark(self, run: RequestRun) -> RequestMark | None:
+        if self._identity is None:
+            return None
+        return RequestMark(
+            route=self._identity.route,
+            body_print=print_of(self._identity.body),
+            num_body_bytes=len(self._identity.body),
+            key=self._identity.key,
+            order=self._session.order_of(run.request_id),
+            num_begun=self._session.num_started,
+            budget=run.remaining,
+        )
+
+    def _added(self, turns: Sequence[TurnRun], placed: Sequence[PlacedTurn]) -> Totals:
+        """The session's sums after these turns, less those before."""
+        added = Totals()
+        for turn, one in zip(turns, placed, strict=True):
+            gone = turn.opening.strand.history.replaced_by(turn.attachment)
+            opens_one = one.strand is None and self._session.strands.only is None
+            added = added.plus(
+                Totals(
+                    num_strands=int(opens_one),
+                    num_turns=1 - len(gone),
+                    num_tokens=one.turn.num_tokens - sum(node.turn.num_tokens for node in gone),
+                    num_discarded_turns=len(gone),
+                    num_discarded_tokens=sum(len(node.turn.sampled.ids) for node in gone),
+                )
+            )
+        return added
+
+
+def keep_outcome(
+    store: SessionStore, session: Session, outcome: SessionOutcome, *, at: float
+) -> "asyncio.Future[None]":
+    """Write a session's outcome, which it has when that is durable. The future has the error of the store. Cancelling
+    it takes nothing back. `at`: the time since which the session is idle, which an outcome does not change."""
+    assert session.tail is not None, "a session is in the store before its outcome is"
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def done(error: StenographError | None) -> None:
+        if error is None:
+            session.outcome = outcome
+        if future.done():  # whoever waited has left
+            return
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+    payload = encode_outcome(outcome, idle_since=at)
+    store.append(session.tail, payload, adds=Totals(), at=at, done=done, kind=OUTCOME)
+    return future

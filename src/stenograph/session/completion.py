@@ -1,0 +1,178 @@
+"""Completions: a prompt is matched by its ids and goes to the engine as it is; several go side by side."""
+
+import asyncio
+from array import array
+from collections.abc import Callable, Coroutine
+
+import numpy as np
+from msgspec.structs import replace
+
+from stenograph.core.blame import Blame, RequestPart
+from stenograph.core.chat import Asked, CompletionRequest, Remaining, ToolChoice
+from stenograph.core.errors import InvalidRequest, UnrenderableMessage
+from stenograph.core.rewrites import AppliedRewrite
+from stenograph.core.types import Grammar, Prompt, RequestId, SamplingParams
+from stenograph.engine.base import Capabilities
+from stenograph.model.tokenizer import Span
+from stenograph.session.opening import Tokenization, json_of, num_kept_of, truncated
+from stenograph.session.services import TurnServices
+from stenograph.session.steps import TurnRun
+from stenograph.session.strand import Seats, Strand
+from stenograph.session.turn import RequestRun, TurnOutcome
+from stenograph.text.grammar.held import BeforeAnswer
+from stenograph.text.plain import PlainParser
+from stenograph.text.reading import Parser
+from stenograph.trajectory.history import Attachment
+from stenograph.trajectory.turn import PromptContext
+
+
+class CompletionOpening:
+    """The continuation of one prompt of a request."""
+
+    asked = Asked.COMPLETION
+    rewrites: tuple[AppliedRewrite, ...] = ()
+    tool_choice = ToolChoice()
+    parallel_tool_calls = True
+    context = PromptContext()
+
+    def __init__(
+        self,
+        request: CompletionRequest,
+        index: int,
+        *,
+        seats: Seats,
+        services: TurnServices,
+        capabilities: Capabilities,
+    ) -> None:
+        self.tokenization: Tokenization | None = None
+        if services.tokenizer is not None:
+            self.tokenization = Tokenization(services.tokenizer, services.clock)
+        self.prompt_blame = Blame(RequestPart.PROMPT, index)
+        self._request = request
+        self._prompt = request.prompts[index]
+        self._seats = seats
+        self._services = services
+        self._renderer = services.renderer
+        self._capabilities = capabilities
+        self._ids: array[int] | None = None
+        self._strand: Strand | None = None
+
+    @property
+    def strand(self) -> Strand:
+        assert self._strand is not None, "a turn is positioned first"
+        return self._strand
+
+    async def position(self) -> Attachment:
+        """Make ids of the prompt, and match them."""
+        request = self._request
+        num_kept = num_kept_of(request.truncation, request.params, self._capabilities, self._services.over_budget)
+        ids = truncated(await self._all_ids(), self._request.truncation, num_kept)
+        if not ids:
+            raise InvalidRequest("The prompt is empty: it must have at least one token.", blame=self.prompt_blame)
+        self._ids = ids
+        self._strand = self._seats.of_ids(ids)
+        return self._strand.history.position_ids(ids)
+
+    async def render(self, attachment: Attachment) -> Prompt:
+        """The ids as they are."""
+        assert self._ids is not None, "a turn is positioned before it is rendered"
+        ids, parent = self._ids, attachment.parent
+        prompt, at_hand = Prompt.of(ids, num_kept=parent.num_tokens if parent else 0), self.strand.line.text_of(parent)
+        if not self._capabilities.takes_json:
+            return prompt
+        fragments = await json_of(self._services.share, at_hand, prompt.of_kept, prompt.new_ids)
+        return replace(prompt, json_fragments=fragments)
+
+    async def forced_grammar(self, prompt: Prompt) -> Grammar | None:
+        return None
+
+    def before_answer(self, prompt: Prompt) -> BeforeAnswer | None:
+        return None
+
+    def parser(self, params: SamplingParams, request_id: RequestId, prompt: Prompt) -> Parser:
+        request = self._request
+        return PlainParser(
+            self._renderer.tokenizer,
+            stop=params.stop,
+            view=request.text,
+            min_tokens=params.min_tokens,
+        )
+
+    async def _all_ids(self) -> "array[int]":
+        """The prompt's ids before any is left out. Raises InvalidRequest for one that the model does not have."""
+        prompt = self._prompt
+        if isinstance(prompt, str):
+            tokenizer = self._renderer.tokenizer
+            try:
+                if self.tokenization is not None:
+                    return await self.tokenization.ids((Span(text=prompt, trusted=True),))
+                return await self._services.pool.run(lambda: tokenizer.encode(prompt), num_bytes=len(prompt))
+            except UnrenderableMessage as error:
+                error.blame = self.prompt_blame
+                raise
+        vocab_size = self._capabilities.vocab_size
+        found = np.frombuffer(prompt, dtype=np.int32)
+        if len(found) and not 0 <= found.min() <= found.max() < vocab_size:
+            at = int(((found < 0) | (found >= vocab_size)).argmax())
+            raise InvalidRequest(
+                f"{prompt[at]} is not a token id: the vocabulary has {vocab_size} ids.",
+                blame=Blame(self.prompt_blame.part, self.prompt_blame.index, (at,)),
+            )
+        return prompt
+
+
+def completions(
+    request: CompletionRequest, *, seats: Seats, services: TurnServices, capabilities: Capabilities
+) -> list[CompletionOpening]:
+    """The opening of each prompt's turn. A turn takes its seat when its ids are known."""
+    return [
+        CompletionOpening(request, index, seats=seats, services=services, capabilities=capabilities)
+        for index in range(len(request.prompts))
+    ]
+
+
+class PromptsRun(RequestRun):
+    """A completion with several prompts: a turn for each, under one deadline, one abort and one commit. Each step is
+    taken by all turns before the next."""
+
+    async def _take(self, step: Callable[[TurnRun], Coroutine[None, None, None]]) -> None:
+        """Take a step of all turns at once. The first that fails stops the others, and its error is raised."""
+        failed: list[Exception] = []
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for turn in self.turns:
+                    tasks.create_task(step(turn), name=f"turn-{turn.request_id}")
+        except* Exception as group:  # noqa: BLE001 -- raised again, the first of them
+            failed += group.exceptions
+        if failed:
+            raise failed[0]
+
+    def _grant(self) -> None:
+        """Settle how much each turn may sample. Of what the session leaves, each gets the same share."""
+        limit, session = self.turn.capabilities.max_context_tokens, self._session_tokens()
+        longest = max(turn.prompt.num_tokens for turn in self.turns)
+        self.remaining = Remaining(context_tokens=None if limit is None else limit - longest, session_tokens=session)
+        for turn in self.turns:
+            turn.grant(
+                Remaining(
+                    context_tokens=None if limit is None else limit - turn.prompt.num_tokens,
+                    session_tokens=None if session is None else session // len(self.turns),
+                )
+            )
+
+    def _commit(self) -> TurnOutcome:
+        """Keep the turns in one step. The outcome has the first one's place, and the tokens that all leave."""
+        first = super()._commit()
+        replies = (first.reply, *(turn.commit(is_kept=first.committed) for turn in self.turns[1:]))
+        limit, session = self.turn.capabilities.max_context_tokens, self.remaining.session_tokens
+        longest = max(reply.prompt.num_tokens + len(reply.sampled.ids) for reply in replies)
+        num_sampled = sum(len(reply.sampled.ids) for reply in replies)
+        return replace(
+            first,
+            reply_id=self.reply_id,
+            replies=replies,
+            remaining=Remaining(
+                context_tokens=None if limit is None else limit - longest,
+                session_tokens=None if session is None else session - num_sampled,
+            ),
+        )
