@@ -14,7 +14,7 @@ import pytest
 
 from standins.scripted_engine import Script, ScriptedEngine
 from standins.tiny.tokenizer import tiny_tokenizer_json
-from stenograph.cluster.shared_store import SharedDatabase
+from stenograph.cluster.shared_store import Cluster
 from stenograph.core.chat import TurnRequest
 from stenograph.core.clock import Clock, SystemClock
 from stenograph.core.stages import StageTimes
@@ -24,6 +24,7 @@ from stenograph.engine.base import Engine
 from stenograph.http.app import make_app, make_renderer
 from stenograph.http.dialects import spoken_by
 from stenograph.http.listen import listen
+from stenograph.http.processes import Processes
 from stenograph.http.server import Server, uvicorn_config
 from stenograph.http.settings import Settings
 from stenograph.model.files import ModelFiles
@@ -148,6 +149,7 @@ async def running(
     pool = pool or CpuPool(2)
     made = Settings(drain_timeout_s=10.0, **settings)
     spoken = spoken_by(made, renderer, "tiny")
+    processes = Cluster(made) if store is not None and store.is_shared else Processes()
     app, manager = make_app(
         made,
         engine=engine,
@@ -160,11 +162,11 @@ async def running(
         spoken=replace(spoken, turns=(*spoken.turns, *also), counters=(*spoken.counters, *counters)),
         store=store,
         mark=mark,
-        shared=SharedDatabase(made) if store is not None and store.is_shared else None,
+        processes=processes,
     )
     ready = asyncio.Event()
-    config = uvicorn_config(app, made)
-    server = Server(config, manager=manager, on_ready=ready.set, drain_timeout_s=10.0)
+    config = uvicorn_config(app, made, processes)
+    server = Server(config, manager=manager, on_ready=ready.set, drain_timeout_s=10.0, processes=processes)
     with listener or listen("127.0.0.1", 0) as listening:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(server.serve(sockets=[listening]))

@@ -24,8 +24,8 @@ from safetensors.numpy import load
 from standins.scripted_engine import Script, ScriptedEngine
 from stenograph.core.types import Finish, FinishReason
 from stenograph.engine.base import GenerateRequest
+from stenograph.http.processes import Processes
 from stenograph.http.settings import Settings
-from stenograph.http.storage import opened_store
 from stenograph.store.folder import DataFolder
 from stenograph.text.renderer import Renderer
 
@@ -298,7 +298,7 @@ def served(folder: Path, renderer: Renderer, *, has_store: bool) -> Iterator[Pai
             made = Settings(data_dir=folder / "one")
             data = DataFolder(folder / "one", address="here")
             stack.callback(data.close)
-            opening = opened_store(made, data, None, address="", on_failed=lambda _: None)
+            opening = Processes().opened_store(made, data, address="", on_failed=lambda _: None)
             store = await stack.enter_async_context(opening)
             options = {"data_dir": folder / "two"}
         engine = ScriptedEngine(vocab_size=renderer.tokenizer.vocab_size, max_context_tokens=4096, model=says)

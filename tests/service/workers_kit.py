@@ -18,7 +18,6 @@ from stenograph.cluster.place import WorkerPlace
 from stenograph.cluster.postgres.shared_rows import SharedRows
 from stenograph.cluster.postgres.store import PostgresStore
 from stenograph.cluster.shared_capacity import CapacityPage
-from stenograph.cluster.shared_store import SharedDatabase
 from stenograph.cluster.worker import Worker
 from stenograph.core.clock import Clock, SystemClock
 from stenograph.engine.base import Engine, GenerateRequest
@@ -26,7 +25,6 @@ from stenograph.http.app import make_app
 from stenograph.http.listen import listen, url_of
 from stenograph.http.server import Server, uvicorn_config
 from stenograph.http.settings import Settings
-from stenograph.http.storage import opened_store
 from stenograph.offload.pool import CpuPool
 from stenograph.session.manager import SessionManager
 from stenograph.store.base import SessionStore
@@ -120,7 +118,7 @@ async def serving(
         store: SessionStore | None
         if database is None:
             store = await stack.enter_async_context(
-                opened_store(made, folder, place, address="", on_failed=lambda _: None)
+                worker.opened_store(made, folder, address="", on_failed=lambda _: None)
             )
         else:
             assert server_listener is not None
@@ -138,14 +136,13 @@ async def serving(
             clock=SystemClock(),
             moe_shape=(2, 2),
             store=store,
-            shared=None if database is None else SharedDatabase(made),
-            worker=worker,
+            processes=worker,
         )
         if starts:
             await engine.start()
         ready = asyncio.Event()
         config = uvicorn_config(app, made, worker)
-        server = Server(config, manager=manager, on_ready=ready.set, drain_timeout_s=10.0, worker=worker)
+        server = Server(config, manager=manager, on_ready=ready.set, drain_timeout_s=10.0, processes=worker)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(server.serve(sockets=[listener]))
             await ready.wait()

@@ -21,7 +21,7 @@ from stenograph.engine.settings import EngineKind
 from stenograph.http.listen import listen
 from stenograph.model.fetch import resolve_model
 
-SHARED_STORAGE = "stenograph.cluster.shared_store:SharedDatabase"
+CLUSTER = "stenograph.cluster.shared_store:Cluster"
 
 log = logging.getLogger(__name__)
 
@@ -48,9 +48,11 @@ def _serve(settings: CommandSettings) -> int:
             )
         else:
             run = entry("stenograph.http.app:serve")
-            shared = entry(SHARED_STORAGE)(settings) if settings.store is not None else None
+            processes = entry(CLUSTER)(settings) if settings.store is not None else None
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                ended_by = runner.run(run(listener, settings, announce=_announce, progress=progress, shared=shared))
+                ended_by = runner.run(
+                    run(listener, settings, announce=_announce, progress=progress, processes=processes)
+                )
     return EXIT_INTERRUPTED if ended_by is signal.SIGINT else 0
 
 

@@ -34,7 +34,7 @@ import uvloop
 from stenograph.cluster.place import WorkerPlace
 from stenograph.cluster.shared_capacity import CapacityPage
 from stenograph.cluster.shared_engine import SharedEngineProcess
-from stenograph.cluster.shared_store import SharedDatabase, prepare_database
+from stenograph.cluster.shared_store import prepare_database
 from stenograph.cluster.worker import Worker
 from stenograph.core.clock import SystemClock
 from stenograph.core.errors import StartupError, StorageLost
@@ -369,10 +369,9 @@ class _Parent:
                 self._settings,
                 self._given,
                 self._folder,
+                Worker(self._places[number], self._settings),
                 clock=SystemClock(),
                 announce=lambda _: say("ready\n"),
-                shared=None if self._settings.store is None else SharedDatabase(self._settings),
-                worker=Worker(self._places[number], self._settings),
             )
 
         try:

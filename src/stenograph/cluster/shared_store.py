@@ -3,9 +3,9 @@
 What a server without `--store` never imports.
 """
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from typing import cast
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -21,14 +21,16 @@ from stenograph.cluster.postgres.server import NUM_CONNECTIONS, PostgresRows
 from stenograph.cluster.postgres.store import PostgresStore
 from stenograph.cluster.shared_parts import SharedParts
 from stenograph.core.clock import SystemClock
-from stenograph.http.bulk_parts import OwnParts
+from stenograph.core.errors import StorageUnavailable
+from stenograph.http.bulk_parts import OwnParts, SessionParts
 from stenograph.http.metric_table import Metric, MetricType
 from stenograph.http.metrics import Metrics
-from stenograph.http.processes import ProcessPlace, ServedApp
+from stenograph.http.processes import Processes, ServedApp
 from stenograph.http.settings import Settings
 from stenograph.http.store_metrics import families
 from stenograph.session.manager import SessionManager
 from stenograph.store.base import SessionStore
+from stenograph.store.folder import DataFolder
 
 MIN_TIMEOUT_S = 5.0
 """Longest time that a statement may take, where the lease is shorter."""
@@ -69,57 +71,26 @@ PASSED_ON = Metric(
 OWNER_METRICS = (LEASE, LEASES_LOST, DATABASE_AWAY, TAKEN_OVER, FENCED, PASSED_ON)
 
 
-@dataclass(frozen=True, slots=True)
-class SharedDatabase:
-    """The storage of `--store`."""
-
-    settings: Settings
-
-    @asynccontextmanager
-    async def opened(self, address: str, place: ProcessPlace | None) -> AsyncGenerator[PostgresStore]:
-        """A worker is an owner of its own, in a database that its parent has prepared: one that is started again waits
-        for a database that is away."""
-        settings = self.settings
-        assert settings.store is not None
-        assert place is None or isinstance(place, WorkerPlace)
-        if place is None:
-            await prepare_database(settings)
-        server = settings.advertise_url or address
-        store = await PostgresStore.open(
-            PostgresRows(settings.store, timeout_s=_timeout_s(settings)),
-            SystemClock(),
-            url=str(OwnerName(server=server, worker=None if place is None else place.number)),
-            lease_s=settings.lease_s,
-            seat=place,
-        )
-        try:
-            yield store
-        finally:
-            await store.aclose()
-
-    def others(
-        self, manager: SessionManager, metrics: Metrics, store: SessionStore, place: ProcessPlace | None
-    ) -> "OtherNodes":
-        assert isinstance(store, PostgresStore)
-        nodes = OtherNodes(
-            SharedOwnership(manager, store),
-            metrics=metrics,
-            by_credential=not self.settings.api_key,
-            timeout_s=self.settings.request_timeout_s + self.settings.abort_grace_s,
-            sockets=() if place is None else place.sockets,
-        )
-        metrics.register(OwnerMetrics(store, nodes))
-        return nodes
-
-
-class OtherNodes(Nodes):
-    """The other nodes, with the answers of all of them."""
-
-    def parts(self, own: OwnParts) -> SharedParts:
-        return SharedParts(own=own, nodes=self)
-
-    def gathering(self, served: ASGIApp, app: ServedApp) -> AllServers:
-        return AllServers(served, self, metrics=app.metrics, refuse=app.refuse)
+@asynccontextmanager
+async def shared_store(
+    settings: Settings, url: str, address: str, place: WorkerPlace | None
+) -> AsyncGenerator[PostgresStore]:
+    """The store in a database that other servers share. Raises StartupError. A worker is an owner of its own, in a
+    database that its parent has prepared: one that is started again waits for a database that is away."""
+    if place is None:
+        await prepare_database(settings)
+    server = settings.advertise_url or address
+    store = await PostgresStore.open(
+        PostgresRows(url, timeout_s=_timeout_s(settings)),
+        SystemClock(),
+        url=str(OwnerName(server=server, worker=None if place is None else place.number)),
+        lease_s=settings.lease_s,
+        seat=place,
+    )
+    try:
+        yield store
+    finally:
+        await store.aclose()
 
 
 async def prepare_database(settings: Settings) -> None:
@@ -161,3 +132,54 @@ class OwnerMetrics(Collector):
                 PASSED_ON: passed_on,
             }
         )
+
+
+class Cluster(Processes):
+    """A server among those that share the database of `--store`; without one, alone. `place` is this process' among
+    several of the server, if there are."""
+
+    nodes: Nodes | None = None
+
+    def __init__(self, settings: Settings, place: WorkerPlace | None = None) -> None:
+        super().__init__(None if place is None else place.instance_id)
+        self._settings = settings
+        self._place = place
+
+    @asynccontextmanager
+    async def opened_store(
+        self,
+        settings: Settings,
+        folder: DataFolder | None,
+        *,
+        address: str,
+        on_failed: Callable[[StorageUnavailable], None],
+    ) -> AsyncGenerator[SessionStore | None]:
+        """The store in the shared database, or in the folder."""
+        if settings.store is not None:
+            async with shared_store(settings, settings.store, address, self._place) as shared:
+                yield shared
+            return
+        async with super().opened_store(settings, folder, address=address, on_failed=on_failed) as store:
+            yield store
+
+    def find_others(self, settings: Settings, manager: SessionManager, metrics: Metrics) -> None:
+        shelf = manager.shelf
+        if shelf is None or not shelf.store.is_shared:
+            return
+        store = cast("PostgresStore", shelf.store)
+        self.nodes = Nodes(
+            SharedOwnership(manager, store),
+            metrics=metrics,
+            by_credential=not settings.api_key,
+            timeout_s=settings.request_timeout_s + settings.abort_grace_s,
+            sockets=() if self._place is None else self._place.sockets,
+        )
+        metrics.register(OwnerMetrics(store, self.nodes))
+
+    def all_parts(self, own: OwnParts) -> SessionParts:
+        return own if self.nodes is None else SharedParts(own=own, nodes=self.nodes)
+
+    def serving(self, guarded: ASGIApp, app: ServedApp) -> ASGIApp:
+        if self.nodes is None:
+            return guarded
+        return AllServers(guarded, self.nodes, metrics=app.metrics, refuse=app.refuse)

@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import cast
 
@@ -18,7 +18,6 @@ from stenograph.cluster.all_parts import AllParts
 from stenograph.cluster.forwarding import PATIENCE_S, Forwarded, ForwardingConnection
 from stenograph.cluster.gathering import Gathering, opened_elsewhere
 from stenograph.cluster.leased_owners import LeasedOwners
-from stenograph.cluster.nodes import Nodes
 from stenograph.cluster.other_workers import OtherWorkers
 from stenograph.cluster.owners import FIRST, Owners
 from stenograph.cluster.peer_connection import PeerConnection
@@ -26,17 +25,16 @@ from stenograph.cluster.peer_routes import PeerRoutes
 from stenograph.cluster.peers import Peers
 from stenograph.cluster.place import WorkerPlace
 from stenograph.cluster.shared_capacity import CapacityPage, SharedCapacity
+from stenograph.cluster.shared_store import Cluster
 from stenograph.cluster.state_file import StateFile
 from stenograph.core.errors import StenographError
-from stenograph.http.bulk_parts import OwnParts
+from stenograph.http.bulk_parts import OwnParts, SessionParts
 from stenograph.http.connection import connections_of
-from stenograph.http.engine_routes import EngineRoutes
 from stenograph.http.metric_table import Metric, MetricType
-from stenograph.http.processes import Board, ServedApp
+from stenograph.http.processes import Board, LateParts, ServedApp
 from stenograph.http.settings import Settings
 from stenograph.session.admission import Limits
 from stenograph.session.keyed_openings import KeyedOpenings, OpenedElsewhere
-from stenograph.session.weight_sync import WeightSync
 from stenograph.session.weights import SyncState
 
 log = logging.getLogger(__name__)
@@ -65,16 +63,16 @@ IN_DOUBT = (
 WORKER_METRICS = (FORWARDED, FORWARDS_FAILED, RESTARTS)
 
 
-class Worker:
+class Worker(Cluster):
     """One process of a server that has several. Close it at the end."""
 
     def __init__(self, place: WorkerPlace, settings: Settings, *, patience_s: float = PATIENCE_S) -> None:
         """`patience_s`: the longest time that a request waits for a worker that is away."""
+        super().__init__(settings, place)
         self._patience_s = patience_s
         self.place = place
-        self.config: uvicorn.Config | None = None
-        """Set when the server is configured."""
-        self._settings = settings
+        self.number, self.digits, self.engine = place.number, place.digits, place.engine
+        self.files_before = place.files_before
         self._peers = Peers(place.sockets)
         self.file = StateFile(place.sockets[0].parent)
         self._others = OtherWorkers(
@@ -105,7 +103,7 @@ class Worker:
         return self.place.number == FIRST
 
     @property
-    def others(self) -> OtherWorkers | None:
+    def followers(self) -> OtherWorkers | None:  # type: ignore[override]
         """Those that follow it, if it is the first."""
         return self._others if self.is_first else None
 
@@ -114,8 +112,12 @@ class Worker:
         state = self.file.read()
         return None if state is None else state.addresses or None
 
-    def all_parts(self, own: OwnParts) -> AllParts:
-        """The sessions of all workers, its `own` among them."""
+    def files(self, there: list[int]) -> list[int]:
+        return self.place.files(there)
+
+    def all_parts(self, own: OwnParts) -> SessionParts:
+        if self.nodes is not None:
+            return super().all_parts(own)
         return AllParts(
             own=own, peers=self._peers, number=self.place.number, timeout_s=self._settings.request_timeout_s
         )
@@ -125,28 +127,23 @@ class Worker:
         self._moments = AllMoments(board, self._peers, own=self.place.number)
         return self._moments
 
-    def wire(
-        self,
-        app: ServedApp,
-        *,
-        openings: KeyedOpenings,
-        parts: OwnParts,
-        board: Board,
-        sync: WeightSync,
-        engines: EngineRoutes,
-    ) -> None:
-        """Take what it serves to clients, and to the other workers."""
+    def wire(self, app: ServedApp, *, openings: KeyedOpenings, late: Callable[[], LateParts]) -> None:
         self._app = app
+        made = late()
         self._routes = PeerRoutes(
-            openings=openings, parts=parts, board=board, sync=sync, engines=engines, file=self.file
+            openings=openings,
+            parts=made.own_parts,
+            board=made.board,
+            sync=made.sync,
+            engines=made.engines,
+            file=self.file,
         )
         self._routes.follow()
         app.metrics.register(WorkerMetrics(self._forwarded, self.place.page, self.place.number))
 
-    def gathering(self, guarded: ASGIApp, app: ServedApp) -> Gathering:
-        """Its application, with the routes of all workers before it."""
+    def serving(self, guarded: ASGIApp, app: ServedApp) -> ASGIApp:
         assert self._routes is not None, "a worker is wired before it is configured"
-        return Gathering(
+        gathering = Gathering(
             guarded,
             of_workers=self._routes.app(),
             peers=self._peers,
@@ -156,32 +153,29 @@ class Worker:
             long_s=self._settings.request_timeout_s,
             is_shared=app.nodes is not None,
         )
+        return super().serving(gathering, app)
 
-    def connections(self, app: ServedApp) -> type[asyncio.Protocol]:
+    def connections(self, settings: Settings, app: ServedApp) -> type[asyncio.Protocol]:
         """Makes the connections of clients, which pass requests on."""
         return connections_of(
-            self._settings,
+            settings,
             app.metrics,
             app.refuse,
             ForwardingConnection,
-            owners=self._owners(app),
+            owners=self._owners(),
             by_credential=not self._settings.api_key,
             refuse_at=app.refuse_at,
             forwarded=self._forwarded,
             patience_s=self._patience_s,
         )
 
-    def _owners(self, app: ServedApp) -> Owners:
+    def _owners(self) -> Owners:
         """Knows which worker has a session."""
-        workers, nodes = self.place.owners, app.nodes
-        if nodes is None:
-            return workers
-        assert isinstance(nodes, Nodes)
-        return LeasedOwners(workers, nodes.ownership, self.place.page)
+        workers, nodes = self.place.owners, self.nodes
+        return workers if nodes is None else LeasedOwners(workers, nodes.ownership, self.place.page)
 
-    async def listen(self, state: ServerState) -> asyncio.Server:
-        """Take the connections of other workers."""
-        app, config = self._app, self.config
+    async def listen(self, config: uvicorn.Config, state: ServerState) -> Sequence[asyncio.Server]:
+        app = self._app
         assert app is not None
         assert self._routes is not None
         state_now = self._routes.follow()  # from here on it hears of every other
@@ -189,12 +183,12 @@ class Worker:
             if state_now.is_changing:
                 log.error(IN_DOUBT)
             self._telling = asyncio.get_running_loop().create_task(self._tell(state_now), name="tell-others")
-        assert config is not None, "a worker is configured before it listens"
         made = connections_of(self._settings, app.metrics, app.refuse, PeerConnection)
         factory = functools.partial(made, config, state, {})  # type: ignore[call-arg]
-        return await asyncio.get_running_loop().create_unix_server(
+        server = await asyncio.get_running_loop().create_unix_server(
             cast("type[asyncio.Protocol]", factory), sock=self.place.listener, backlog=2048
         )
+        return (server,)
 
     async def _tell(self, state: SyncState) -> None:
         """Have the others follow what the process before this one said to some of them at most."""

@@ -5,7 +5,6 @@ import dataclasses
 import logging
 import signal
 import socket
-import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -34,11 +33,11 @@ from stenograph.http.lifecycle import keep_house, start_engine
 from stenograph.http.listen import url_of
 from stenograph.http.metrics import Metrics
 from stenograph.http.mounts import App
-from stenograph.http.processes import ServingWorker, SharedStorage
+from stenograph.http.processes import Processes
 from stenograph.http.rule_files import check_files, side_rules_of
 from stenograph.http.server import run_uvicorn
 from stenograph.http.settings import Settings
-from stenograph.http.storage import held_folder, model_mark, opened_store
+from stenograph.http.storage import held_folder, model_mark
 from stenograph.http.store_metrics import StoreMetrics
 from stenograph.http.tracing import RouteTracing
 from stenograph.http.turn_route import TurnRoute
@@ -128,33 +127,31 @@ def make_app(
     spoken: Spoken | None = None,
     store: SessionStore | None = None,
     mark: ModelMark | None = None,
-    shared: SharedStorage | None = None,
-    worker: ServingWorker | None = None,
+    processes: Processes | None = None,
 ) -> tuple[App, SessionManager]:
     """The application around an engine, and the manager that has to be drained at its end. Raises StartupError.
 
     `spoken` is what it speaks with clients; None: what the settings say.
-    Sessions are kept in `store`, by the `mark` of the model; None: in memory alone. `shared` is the storage that
-    `store` is of, where other servers share it. `worker` is the process among several; None: the server has one.
+    Sessions are kept in `store`, by the `mark` of the model; None: in memory alone. `processes` None: the server
+    has one.
     """
+    processes = processes or Processes()
     metrics, share, body_slots = Metrics(version=__version__), LoopShare(), body_slots or BodySlots(settings.body_slots)
     services = _services(settings, engine, renderer, pool, share, clock)
     spoken = spoken or spoken_by(settings, renderer, model)
-    manager = _make_manager(settings, services, metrics, store, mark or ModelMark(name=model), worker)
+    manager = _make_manager(settings, services, metrics, store, mark or ModelMark(name=model), processes)
     doorman = Doorman(api_keys=settings.api_key, manager=manager, admin_keys=settings.admin_key)
-    nodes = shared.others(manager, metrics, store, worker.place if worker else None) if shared and store else None
-    openings = KeyedOpenings(manager, worker.opened_elsewhere(has_store=store is not None) if worker else None)
-    sync = _weight_sync(engine, services, manager, metrics, worker)
-    instance_id = worker.place.instance_id if worker else uuid.uuid4().hex
+    processes.find_others(settings, manager, metrics)
+    openings = KeyedOpenings(manager, processes.opened_elsewhere(has_store=store is not None))
+    sync = WeightSync(engine, services.weights, lambda: manager.abort(None), processes.followers)
+    metrics.register(WeightMetrics(sync))
     late = cache(
         lambda: entry(LATE_ROUTES)(
             *(settings, services, doorman, metrics, sync),
             spoken=spoken,
             model=model,
-            instance_id=instance_id,
             moe_shape=moe_shape,
-            nodes=nodes,
-            worker=worker,
+            processes=processes,
         )
     )
     control = ControlRoutes(
@@ -166,7 +163,7 @@ def make_app(
         body_slots=body_slots,
         model=model,
         started_at=int(clock.wall()),
-        instance_id=instance_id,
+        instance_id=processes.instance_id,
         max_body_bytes=settings.max_body_bytes,
         proxy_allow=settings.proxy_allow,
         timeout_s=settings.request_timeout_s,
@@ -180,12 +177,10 @@ def make_app(
         control=control.app(),
         metrics=metrics,
         refuse=refusal_of(settings.compat),
-        nodes=nodes,
+        nodes=processes.nodes,
         tracing=_tracing(settings, engine, clock, metrics),
     )
-    if worker is not None:
-        made = late()
-        worker.wire(app, openings=openings, parts=made.own_parts, board=made.board, sync=sync, engines=made.engines)
+    processes.wire(app, openings=openings, late=late)
     return app, manager
 
 
@@ -195,14 +190,6 @@ def _tracing(settings: Settings, engine: Engine, clock: Clock, metrics: Metrics)
         return None
     opened: RouteTracing = entry(TRACING)(settings.otlp_endpoint, engine=engine, clock=clock, metrics=metrics)
     return opened
-
-
-def _weight_sync(
-    engine: Engine, services: TurnServices, manager: SessionManager, metrics: Metrics, worker: ServingWorker | None
-) -> WeightSync:
-    sync = WeightSync(engine, services.weights, lambda: manager.abort(None), None if worker is None else worker.others)
-    metrics.register(WeightMetrics(sync))
-    return sync
 
 
 def _turn_routes(
@@ -281,7 +268,7 @@ def _make_manager(
     metrics: Metrics,
     store: SessionStore | None,
     mark: ModelMark,
-    worker: ServingWorker | None,
+    processes: Processes,
 ) -> SessionManager:
     """The manager. It reports its events to the metrics, and is the source of their gauges."""
     engine = services.engine
@@ -300,8 +287,8 @@ def _make_manager(
         limits=limits,
         telemetry=metrics,
         shelf=shelf,
-        capacity=None if worker is None else worker.capacity(limits, evicts=shelf is not None),
-        digits=None if worker is None else worker.place.digits,
+        capacity=processes.capacity(limits, evicts=shelf is not None),
+        digits=processes.digits,
     )
     if shelf is not None:
         metrics.register(StoreMetrics(shelf, manager))
@@ -338,12 +325,12 @@ async def serve(
     *,
     announce: Callable[[str], None],
     progress: Progress,
-    shared: SharedStorage | None = None,
+    processes: Processes | None = None,
 ) -> signal.Signals | None:
     """Run the server until SIGTERM or SIGINT, and return which it was; raises StorageLost if its store has failed.
 
-    `announce` gets one line when it is ready, `progress` long work before; `shared` is the storage of `--store`. Raises
-    StartupError if it does not start.
+    `announce` gets one line when it is ready, `progress` long work before. `processes` None: the server has one.
+    Raises StartupError if it does not start.
     """
     clock = SystemClock()
     check_files(settings)
@@ -352,7 +339,8 @@ async def serve(
         async def loaded() -> LoadedModel:
             return await asyncio.to_thread(load_model, settings, clock, progress)
 
-        return await serve_on(listener, settings, loaded, folder, clock=clock, announce=announce, shared=shared)
+        alone = processes or Processes()
+        return await serve_on(listener, settings, loaded, folder, alone, clock=clock, announce=announce)
 
 
 async def serve_on(
@@ -360,32 +348,20 @@ async def serve_on(
     settings: Settings,
     loaded: Callable[[], Awaitable[LoadedModel]],
     folder: DataFolder | None,
+    processes: Processes,
     *,
     clock: Clock,
     announce: Callable[[str], None],
-    shared: SharedStorage | None = None,
-    worker: ServingWorker | None = None,
 ) -> signal.Signals | None:
-    """Serve until a signal comes, and return it; raises StorageLost if the store of `folder` has failed.
-
-    `shared` is the storage of `--store`. `worker` is this process among several; None: the server has one.
-    """
+    """Serve until a signal comes, and return it; raises StorageLost if the store of `folder` has failed."""
     failed = asyncio.Event()
-    opening = opened_store(
-        settings,
-        folder,
-        None if worker is None else worker.place,
-        address=url_of(listener),
-        on_failed=lambda _: failed.set(),
-        shared=shared,
-    )
-    async with opening as store:
+    address = url_of(listener)
+    async with processes.opened_store(settings, folder, address=address, on_failed=lambda _: failed.set()) as store:
         try:
-            args = (listener, settings, await loaded(), store, failed, shared, worker)
+            args = (listener, settings, await loaded(), store, failed, processes)
             ended_by = await _serve_model(*args, clock=clock, announce=announce)
         finally:
-            if worker is not None:
-                await worker.aclose()
+            await processes.aclose()
         if failed.is_set() and store is not None and store.failure is not None:
             raise StorageLost(f"the store of --data-dir has failed: {store.failure.__cause__ or store.failure}")
         return ended_by
@@ -397,8 +373,7 @@ async def _serve_model(
     loaded: LoadedModel,
     store: SessionStore | None,
     failed: asyncio.Event,
-    shared: SharedStorage | None,
-    worker: ServingWorker | None,
+    processes: Processes,
     *,
     clock: Clock,
     announce: Callable[[str], None],
@@ -406,7 +381,7 @@ async def _serve_model(
     """Serve a model until a signal comes or `failed` is set."""
     files, renderer = loaded.files, loaded.renderer
     body_slots = BodySlots(settings.body_slots)
-    urls = None if worker is None else worker.engine_urls()
+    urls = processes.engine_urls()
     engine = make_engine(
         settings if urls is None else dataclasses.replace(settings, engine_url=urls),
         files,
@@ -414,7 +389,7 @@ async def _serve_model(
         body_slots,
         clock,
         renderer.tokenizer,
-        shared=None if worker is None else worker.place.engine,
+        shared=processes.engine,
     )
     pool = CpuPool(settings.cpu_workers)
     try:
@@ -429,15 +404,14 @@ async def _serve_model(
             body_slots=body_slots,
             store=store,
             mark=model_mark(files),
-            shared=shared,
-            worker=worker,
+            processes=processes,
         )
         await start_engine(engine, manager)
         lag = LoopLag(app.metrics.loop_lagged, name_culprits=settings.loop_watchdog is Switch.ON)
         lag.start()
         housekeeper = asyncio.get_running_loop().create_task(keep_house(manager, pool), name="keep-house")
         try:
-            return await run_uvicorn(settings, app, manager, engine, listener, announce, failed, worker=worker)
+            return await run_uvicorn(settings, app, manager, engine, listener, announce, failed, processes=processes)
         finally:
             housekeeper.cancel()
             await asyncio.wait({housekeeper})

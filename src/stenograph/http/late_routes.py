@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from stenograph.core.loaded import entry
 from stenograph.dialects.base import Spoken
 from stenograph.http.auth import Doorman
-from stenograph.http.bulk_parts import OwnParts, SessionParts
+from stenograph.http.bulk_parts import OwnParts
 from stenograph.http.bulk_routes import BulkRoutes
 from stenograph.http.engine_routes import EngineRoutes
 from stenograph.http.metrics import Metrics
 from stenograph.http.now_board import NowBoard
-from stenograph.http.processes import Moments, OtherServers, ServingWorker
+from stenograph.http.processes import Processes
 from stenograph.http.session_routes import SessionRoutes
 from stenograph.http.settings import Settings
 from stenograph.http.storage import BackupRoute
@@ -39,25 +39,22 @@ class LateRoutes:
         *,
         spoken: Spoken,
         model: str,
-        instance_id: str,
         moe_shape: tuple[int, int] | None,
-        nodes: OtherServers | None,
-        worker: ServingWorker | None,
+        processes: Processes,
     ) -> None:
-        """`nodes` are the other servers, and `worker` is this process among several, where there are any."""
         self.sync = sync
         self.engines = EngineRoutes(engine=services.engine, sync=sync, max_body_bytes=settings.max_body_bytes)
         self.sessions = SessionRoutes.of(settings, services, doorman.manager, metrics, moe_shape)
         self.own_parts = OwnParts(sessions=self.sessions)
-        self.board = NowBoard(self.sessions, services.engine, services.weights, model, instance_id)
-        self._moments: Moments = self.board if worker is None else worker.moments(self.board)
-        self._parts = _all_parts(self.own_parts, nodes, worker)
+        self.board = NowBoard(self.sessions, services.engine, services.weights, model, processes.instance_id)
+        self._moments = processes.moments(self.board)
+        self._parts = processes.all_parts(self.own_parts)
         self._model = model
         self._weights_dir = settings.weights_dir
         self._backup = BackupRoute(
             shelf=doorman.manager.shelf,
             max_body_bytes=settings.max_body_bytes,
-            place=None if worker is None else worker.place,
+            processes=processes,
         )
         self._responses = (
             None
@@ -86,10 +83,3 @@ class LateRoutes:
         """The console, which has rows too."""
         made: object = entry(CONSOLE)(sessions=self.sessions, parts=self._parts, moments=self._moments)
         return made
-
-
-def _all_parts(own: OwnParts, nodes: OtherServers | None, worker: ServingWorker | None) -> SessionParts:
-    """The sessions of all processes, for an answer of many."""
-    if nodes is not None:
-        return nodes.parts(own)
-    return own if worker is None else worker.all_parts(own)

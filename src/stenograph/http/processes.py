@@ -1,10 +1,11 @@
-"""The seam to the part that makes one server of several processes: workers on one port, servers on one database.
-A server of one process has none of it, and loads none of it.
+"""One process of a server, and the seam to the part that makes one server of several: workers on one port, servers
+on one database. `Processes` is a process that serves alone; a server of several has another class in its place.
 """
 
 import asyncio
+import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,14 +13,18 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from stenograph.core.errors import StenographError
+from stenograph.core.errors import StenographError, StorageUnavailable
 from stenograph.dialects.base import Refusal, Refuse
+from stenograph.http.connection import connections_of
 from stenograph.http.metrics import Metrics
+from stenograph.http.settings import Settings
 from stenograph.session.admission import Capacity, Limits
 from stenograph.session.keyed_openings import KeyedOpenings, OpenedElsewhere
 from stenograph.session.manager import SessionManager
 from stenograph.session.weight_sync import Followers, WeightSync
 from stenograph.store.base import SessionStore
+from stenograph.store.files import open_files
+from stenograph.store.folder import DataFolder
 
 if TYPE_CHECKING:  # of routes that are loaded late
     from stenograph.http.bulk_parts import OwnParts, SessionParts
@@ -54,44 +59,6 @@ class Board(Moments, Protocol):
         ...
 
 
-class ProcessPlace(Protocol):
-    """A worker's place among several. `engine` is the socket of the embedded engine that all share."""
-
-    @property
-    def number(self) -> int:
-        """Its number."""
-        ...
-
-    @property
-    def sockets(self) -> tuple[Path, ...]:
-        """The sockets of all workers, in order."""
-        ...
-
-    @property
-    def engine(self) -> Path | None:
-        """The socket of the embedded engine that all share; None where engines have addresses of their own."""
-        ...
-
-    @property
-    def instance_id(self) -> str:
-        """The server's."""
-        ...
-
-    @property
-    def digits(self) -> str:
-        """The beginning of its new sessions' ids."""
-        ...
-
-    @property
-    def files_before(self) -> Sequence[int]:
-        """The numbers of all files that workers before it may have."""
-        ...
-
-    def files(self, there: list[int]) -> list[int]:
-        """The numbers of the files that it opens, of those that are there."""
-        ...
-
-
 class OtherServers(Protocol):
     """The other servers that share a database."""
 
@@ -100,30 +67,8 @@ class OtherServers(Protocol):
         read."""
         ...
 
-    def parts(self, own: "OwnParts") -> "SessionParts":
-        """The sessions of all servers, its `own` among them."""
-        ...
-
-    def gathering(self, served: ASGIApp, app: "ServedApp") -> ASGIApp:
-        """An application, with the routes of all servers before it."""
-        ...
-
     async def aclose(self) -> None:
         """Close the connections to other servers."""
-        ...
-
-
-class SharedStorage(Protocol):
-    """The database of `--store`, which other servers share."""
-
-    def opened(self, address: str, place: ProcessPlace | None) -> AbstractAsyncContextManager[SessionStore]:
-        """The store of a server that listens at `address`, or of one of its workers. Raises StartupError."""
-        ...
-
-    def others(
-        self, manager: SessionManager, metrics: Metrics, store: SessionStore, place: ProcessPlace | None
-    ) -> OtherServers:
-        """The other servers that share the database of `store`; their metrics are registered."""
         ...
 
 
@@ -142,67 +87,107 @@ class ServedApp(Protocol):
     def refuse_at(self, path: str, error: StenographError) -> Refusal: ...
 
 
-class ServingWorker(Protocol):
-    """One process of a server that has several."""
-
-    config: uvicorn.Config | None
-    """Set when the server is configured."""
+class LateParts(Protocol):
+    """The late routes, for whoever answers other processes by them."""
 
     @property
-    def place(self) -> ProcessPlace:
-        """Its place."""
+    def own_parts(self) -> "OwnParts":
+        """The sessions of this process."""
         ...
 
     @property
-    def others(self) -> Followers | None:
-        """Those that follow it, if it is the first."""
+    def board(self) -> Board:
+        """This process at this moment."""
         ...
+
+    @property
+    def sync(self) -> WeightSync: ...
+
+    @property
+    def engines(self) -> "EngineRoutes": ...
+
+
+class Processes:
+    """A server of one process. The part that makes one server of several has a class of the same methods."""
+
+    digits: str | None = None
+    """The beginning of its new sessions' ids; None: any."""
+    engine: Path | None = None
+    """The socket of the embedded engine that all share."""
+    number = 0
+    files_before: Sequence[int] = ()
+    """The numbers of all files that processes before it may have."""
+    followers: Followers | None = None
+    """Those that take over its weights."""
+    nodes: OtherServers | None = None
+
+    def __init__(self, instance_id: str | None = None) -> None:
+        self.instance_id = instance_id or uuid.uuid4().hex
 
     def engine_urls(self) -> tuple[str, ...] | None:
         """The addresses of the engines that the server has now; None: those of its settings."""
-        ...
+        return None
+
+    def files(self, there: list[int]) -> list[int]:
+        """The numbers of the files of sessions that it opens, of those that are there."""
+        return sorted({0, *there})
+
+    @asynccontextmanager
+    async def opened_store(
+        self,
+        settings: Settings,
+        folder: DataFolder | None,
+        *,
+        address: str,
+        on_failed: Callable[[StorageUnavailable], None],
+    ) -> AsyncGenerator[SessionStore | None]:
+        """The store of its files in a folder; None without one. Raises StartupError.
+
+        The server listens at `address`; `on_failed` is called when the store has failed for good.
+        """
+        if folder is None:
+            yield None
+            return
+        numbers = self.files(folder.numbers())
+        store = await open_files(folder, numbers, durability=settings.kept, on_failed=on_failed)
+        try:
+            yield store
+        finally:
+            await store.aclose()
 
     def capacity(self, limits: Limits, *, evicts: bool) -> Capacity:
         """Its part of the server's limits."""
-        ...
+        return Capacity(limits, evicts=evicts)
+
+    def find_others(self, settings: Settings, manager: SessionManager, metrics: Metrics) -> None:
+        """Find the other servers, where the sessions of `manager` are in a store that they share."""
 
     def opened_elsewhere(self, *, has_store: bool) -> OpenedElsewhere | None:
-        """Finds sessions that other workers opened with a key; None where there is nothing to find."""
-        ...
+        """Finds sessions that other processes opened with a key; None where there is nothing to find."""
+        return None
 
     def all_parts(self, own: "OwnParts") -> "SessionParts":
-        """The sessions of all workers, its `own` among them."""
-        ...
+        """The sessions of all processes, its `own` among them."""
+        return own
 
     def moments(self, board: Board) -> Moments:
-        """The moments of all workers; `board` has its own."""
-        ...
+        """The moments of all processes; `board` has its own."""
+        return board
 
-    def wire(
-        self,
-        app: ServedApp,
-        *,
-        openings: KeyedOpenings,
-        parts: "OwnParts",
-        board: Board,
-        sync: WeightSync,
-        engines: "EngineRoutes",
-    ) -> None:
-        """Take what it serves to clients, and to the other workers."""
-        ...
+    def wire(self, app: ServedApp, *, openings: KeyedOpenings, late: Callable[[], LateParts]) -> None:
+        """Take what it serves to clients, and to the other processes."""
 
-    def gathering(self, guarded: ASGIApp, app: ServedApp) -> ASGIApp:
-        """Its application, with the routes of all workers before it."""
-        ...
+    def serving(self, guarded: ASGIApp, app: ServedApp) -> ASGIApp:
+        """The application, with what all processes answer before it."""
+        return guarded
 
-    def connections(self, app: ServedApp) -> type[asyncio.Protocol]:
-        """Makes the connections of clients, which pass requests on."""
-        ...
+    def connections(self, settings: Settings, app: ServedApp) -> type[asyncio.Protocol]:
+        """Makes the connections of clients."""
+        return connections_of(settings, app.metrics, app.refuse)
 
-    async def listen(self, state: ServerState) -> asyncio.Server:
-        """Take the connections of other workers."""
-        ...
+    async def listen(self, config: uvicorn.Config, state: ServerState) -> Sequence[asyncio.Server]:
+        """Take the connections of the other processes."""
+        return ()
 
     async def aclose(self) -> None:
-        """Hang up on the other workers."""
-        ...
+        """Hang up on the other processes."""

@@ -10,21 +10,18 @@ import socket
 from collections.abc import Callable, Generator
 
 import uvicorn
-from starlette.types import ASGIApp
 
 from stenograph.engine.base import Engine
-from stenograph.http.connection import connections_of
 from stenograph.http.lifecycle import tell_of_lost_sessions, tell_of_readiness, tell_of_signal
 from stenograph.http.listen import url_of
 from stenograph.http.mounts import App, WebGuard
-from stenograph.http.processes import ServingWorker
+from stenograph.http.processes import Processes
 from stenograph.http.settings import Settings
 from stenograph.session.manager import SessionManager
 
 YOUNG_OBJECTS = 5_000
 """Allocations between two runs of the garbage collector over its youngest objects. With Python's 700 it took 7 % of a
 small chat's CPU; a run takes hardly longer, because most of what was allocated has gone by then (docs/LOG.md)."""
-
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +39,10 @@ class Server(uvicorn.Server):
         manager: SessionManager,
         on_ready: Callable[[], None],
         drain_timeout_s: float,
-        worker: ServingWorker | None = None,
+        processes: Processes,
     ) -> None:
         super().__init__(config)
-        self._worker = worker
+        self._processes = processes
         self._manager = manager
         self._on_ready = on_ready
         self._drain_timeout_s = drain_timeout_s
@@ -65,8 +62,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
-        if self._worker is not None:
-            self.servers.append(await self._worker.listen(self.server_state))
+        self.servers += await self._processes.listen(self.config, self.server_state)
         if self.started:
             self._on_ready()
 
@@ -95,15 +91,11 @@ class Server(uvicorn.Server):
         self._manager.refuse_new()
 
 
-def uvicorn_config(app: App, settings: Settings, worker: ServingWorker | None = None) -> uvicorn.Config:
+def uvicorn_config(app: App, settings: Settings, processes: Processes) -> uvicorn.Config:
     """The configuration of uvicorn."""
-    guarded = WebGuard(app, settings, app.metrics, app.refuse)
-    served: ASGIApp = guarded if worker is None else worker.gathering(guarded, app)
-    if app.nodes is not None:
-        served = app.nodes.gathering(served, app)
-    config = uvicorn.Config(
-        served,
-        http=connections_of(settings, app.metrics, app.refuse) if worker is None else worker.connections(app),
+    return uvicorn.Config(
+        processes.serving(WebGuard(app, settings, app.metrics, app.refuse), app),
+        http=processes.connections(settings, app),
         ws="none",
         access_log=False,
         log_config=None,
@@ -115,9 +107,6 @@ def uvicorn_config(app: App, settings: Settings, worker: ServingWorker | None = 
         # The drain ends every turn by its own deadline; this one is for a client that does not take its reply.
         timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s + settings.abort_grace_s) + 5,
     )
-    if worker is not None:
-        worker.config = config
-    return config
 
 
 async def run_uvicorn(
@@ -129,11 +118,11 @@ async def run_uvicorn(
     announce: Callable[[str], None],
     failed: asyncio.Event,
     *,
-    worker: ServingWorker | None = None,
+    processes: Processes,
 ) -> signal.Signals | None:
     """Serve on `listener` until a signal, and return it, or until `failed` is set. `announce` gets a line once the
     engine is ready."""
-    config = uvicorn_config(app, settings, worker)
+    config = uvicorn_config(app, settings, processes)
     url = url_of(listener)
 
     def ready() -> None:
@@ -148,7 +137,7 @@ async def run_uvicorn(
 
     listens = asyncio.Event()
     server = Server(
-        config, manager=manager, on_ready=listens.set, drain_timeout_s=settings.drain_timeout_s, worker=worker
+        config, manager=manager, on_ready=listens.set, drain_timeout_s=settings.drain_timeout_s, processes=processes
     )
     loop = asyncio.get_running_loop()
     tasks = {

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Callable, Container
+from collections.abc import AsyncGenerator, Container
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +14,12 @@ from starlette.responses import Response
 from stenograph.core.errors import Forbidden, InvalidRequest, RouteNotFound, StorageUnavailable
 from stenograph.core.json_types import Count
 from stenograph.dialects.sessions import BackupRequest, decode_backup
-from stenograph.http.processes import ProcessPlace, SharedStorage
+from stenograph.http.processes import Processes
 from stenograph.http.route import All, Asking, Needs, route
 from stenograph.http.settings import Settings
 from stenograph.http.wire import json_response, read_json
 from stenograph.model.files import ModelFiles
 from stenograph.session.shelf import Shelf
-from stenograph.store.base import SessionStore
-from stenograph.store.files import open_files
 from stenograph.store.folder import NUM_FILES, DataFolder, file_of, make_private
 from stenograph.trajectory.commits import ModelMark
 
@@ -37,35 +35,6 @@ async def held_folder(settings: Settings, *, address: str) -> AsyncGenerator[Dat
             folder.close()
 
 
-@asynccontextmanager
-async def opened_store(
-    settings: Settings,
-    folder: DataFolder | None,
-    place: ProcessPlace | None,
-    *,
-    address: str,
-    on_failed: Callable[[StorageUnavailable], None],
-    shared: SharedStorage | None = None,
-) -> AsyncGenerator[SessionStore | None]:
-    """The store in a folder, of a worker the files that are its own, or that of `shared`; None without either.
-
-    Raises StartupError. The server listens at `address`; `on_failed` is called when the store has failed for good.
-    """
-    if shared is not None:
-        async with shared.opened(address, place) as store:
-            yield store
-        return
-    if folder is None:
-        yield None
-        return
-    numbers = sorted({0, *folder.numbers()}) if place is None else place.files(folder.numbers())
-    store = await open_files(folder, numbers, durability=settings.kept, on_failed=on_failed)
-    try:
-        yield store
-    finally:
-        await store.aclose()
-
-
 class BackedUp(TypedDict):
     """A backup: its file, of several the first, and how large they are."""
 
@@ -79,7 +48,7 @@ class BackupRoute:
 
     shelf: Shelf | None
     max_body_bytes: int
-    place: ProcessPlace | None = None
+    processes: Processes
 
     @route(
         "POST /backup",
@@ -100,7 +69,7 @@ class BackupRoute:
             raise InvalidRequest("Sessions are in PostgreSQL: back the database up, for instance by pg_dump.")
         folder = Path(wire.path)
         try:
-            number, others = (0, ()) if self.place is None else (self.place.number, self.place.files_before)
+            number, others = self.processes.number, self.processes.files_before
             await asyncio.to_thread(_make_empty, folder, others)
             num_bytes = await self.shelf.backup(file_of(folder, number))
         except OSError as error:
