@@ -46,7 +46,7 @@ async def template_bug(live: Live) -> str:
     """A prompt that is not what the template writes."""
     session = await good(live)
     await two_turns(live, session)
-    (_, node) = live.manager.get(session).nodes
+    (_, node) = live.manager.sessions.get(session).nodes
     ids = node.turn.new_prompt_ids
     ids[len(ids) - 6] = live.renderer.tokenizer.encode("X")[0]
     return session
@@ -64,7 +64,7 @@ async def forced_grammar(live: Live) -> str:
     """A reply most of whose tokens a grammar forced."""
     session = await good(live)
     await two_turns(live, session)
-    node = live.manager.get(session).nodes[0]
+    node = live.manager.sessions.get(session).nodes[0]
     num = len(node.turn.sampled.ids)
     force_setattr(node.turn.sampled, "forced", bytes([1] * (num - 4) + [0] * 4))
     return session

@@ -123,7 +123,7 @@ async def test_a_refused_conversation_leaves_nothing_behind(live: Live) -> None:
     session = await live.open(max_requests=1)
     live.says("x")
     await live.chat(session, user("hi"))
-    strands = live.manager.get(session).strands
+    strands = live.manager.sessions.get(session).strands
     before = dict(vars(strands)["_by_key"])
     for number in range(20):
         assert spent(await live.chat(session, user(f"other {number}")))
@@ -191,7 +191,7 @@ async def test_one_strand_too_many_is_stopped_too_and_the_others_go_on(serve: Se
         session = await live.open(over_limit="stop")
         live.says("a")
         assert (await live.chat(session, user("hi"))).status == 200
-        strands = live.manager.get(session).strands
+        strands = live.manager.sessions.get(session).strands
         before = dict(vars(strands)["_by_key"])
         await assert_stopped(live, session, name, stream=stream, limit="strands")
         assert vars(strands)["_by_key"] == before
@@ -260,7 +260,7 @@ def test_no_burst_of_requests_gets_more_than_there_is(
             engine=engine, renderer=renderer, pool=pool, clock=ManualClock(), timeout_s=None, kind_rules=rules
         )
         manager = SessionManager(services=services, limits=Limits(max_sessions=1, max_in_flight=99))
-        session = manager.create(SessionOptions(budgets=budgets))
+        session = manager.sessions.create(SessionOptions(budgets=budgets))
         try:
             for burst in bursts:
                 watches = [watch for ask in burst if (watch := begin(engine, manager, session, ask)) is not None]

@@ -96,7 +96,7 @@ async def test_sessions_of_many_turns_are_deleted_a_few_in_an_iteration_of_the_l
 
     def look() -> None:
         nonlocal looking
-        gone_by_pass.append(live.manager.num_forgotten)
+        gone_by_pass.append(live.manager.sessions.num_forgotten)
         looking = loop.call_soon(look)
 
     looking = loop.call_soon(look)
@@ -293,10 +293,10 @@ async def test_sessions_that_are_on_disk_alone_are_selected_and_read_without_bei
             ids.append(await live.open(group="g", metadata={"step": step}))
             await conversation(live, ids[-1], turns=["one"])
         await live.open()
-        assert not any(map(live.manager.has, ids))
+        assert not any(map(live.manager.sessions.has, ids))
         assert await listed(live, "group=g&metadata.step=1") == [ids[1]]
         told = await bulk(live, group="g", delete=True)
         assert [head.get("session_id") for head, _ in told] == [*ids, None]
-        assert not any(map(live.manager.has, ids))
+        assert not any(map(live.manager.sessions.has, ids))
         assert told[-1][0]["deleted"] == 3
         assert await listed(live, "group=g") == []

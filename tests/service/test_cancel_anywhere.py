@@ -134,7 +134,7 @@ class Room:
         )
         limits = Limits(max_sessions=10, max_in_flight=10)
         self.manager = SessionManager(services=services, limits=limits, telemetry=self.telemetry)
-        self.session = self.manager.create(SessionOptions(history=self.history))
+        self.session = self.manager.sessions.create(SessionOptions(history=self.history))
         self.told: list[Message] = []
         self.seed = 0
 
@@ -201,7 +201,7 @@ class Room:
         if is_gone:
             with pytest.raises(SessionNotFound):
                 self.start(user("d"))
-            assert (self.manager.num_sessions, self.telemetry.session_ends) == (0, [SessionEnd.DELETED])
+            assert (self.manager.sessions.num_sessions, self.telemetry.session_ends) == (0, [SessionEnd.DELETED])
         else:
             await self.check_usable()
         return report
@@ -628,7 +628,7 @@ def test_a_session_that_is_being_deleted_does_not_expire(renderer: Renderer) -> 
     async def scenario(loop: MovableLoop, num: int) -> bool:
         clock = ManualClock()
         room = Room(renderer, clock=clock)
-        room.session = room.manager.create(SessionOptions(ttl_s=1.0))
+        room.session = room.manager.sessions.create(SessionOptions(ttl_s=1.0))
         room.says("three", paused=True)
         waiter = loop.create_task(settled(room.start(user("c"))))
         await passes(10)
@@ -637,7 +637,7 @@ def test_a_session_that_is_being_deleted_does_not_expire(renderer: Renderer) -> 
         was_over = deleter.done()
         if num:
             clock.advance(1.0)
-            assert room.manager.expire() == 0
+            assert room.manager.sessions.expire() == 0
         await asyncio.wait({deleter, waiter})
         assert room.telemetry.session_ends == [SessionEnd.DELETED]
         return was_over
@@ -674,7 +674,7 @@ def test_a_tree_has_room_for_the_next_node_as_soon_as_the_last_one_is_kept(rende
 
     async def scenario(loop: MovableLoop, num: int) -> bool:
         room = Room(renderer, history=HistoryKind.TREE)
-        room.session = room.manager.create(SessionOptions(history=HistoryKind.TREE, max_nodes=2))
+        room.session = room.manager.sessions.create(SessionOptions(history=HistoryKind.TREE, max_nodes=2))
         script = room.says("three", paused=True)
         waiter = loop.create_task(settled(room.start(user("c"))))
         room.engine.step(len(script.ids) + 1)
@@ -708,11 +708,11 @@ def test_a_deleter_who_is_cancelled_leaves_a_session_that_is_gone_and_turns_that
         deleter.cancel()
         await asyncio.wait({deleter})
         if num == 0:  # it never began: the session is as it was
-            assert room.manager.get(room.session.id) is room.session
+            assert room.manager.sessions.get(room.session.id) is room.session
             await room.manager.abort(None)
         else:
             with pytest.raises(SessionNotFound):
-                room.manager.get(room.session.id)
+                room.manager.sessions.get(room.session.id)
         assert room.manager.num_in_flight == len(watches)  # the engine is deaf
         loop.skipped_s += GRACE_S  # one grace time for all of them, whoever waits
         for told in await asyncio.gather(*waiters):
@@ -851,4 +851,4 @@ async def test_a_client_that_hangs_up_in_mid_stream_leaves_no_handler_behind(liv
     await live.engine.idle()
     await asyncio.wait(handlers)  # hangs if the reader was never told
     assert live.manager.num_in_flight == 0
-    assert len(live.manager.get(session_id).nodes) == (1 if joined else 0)
+    assert len(live.manager.sessions.get(session_id).nodes) == (1 if joined else 0)

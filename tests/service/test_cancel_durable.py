@@ -96,7 +96,7 @@ class StoredRoom(Room):
         shelf = Shelf(self.store, clock=self.clock, pool=self.pool, model=ModelMark())
         limits = Limits(max_sessions=10, max_in_flight=10)
         self.manager = SessionManager(services=services, limits=limits, telemetry=self.telemetry, shelf=shelf)
-        self.session = await self.manager.open(SessionOptions(history=self.history))
+        self.session = await self.manager.sessions.open(SessionOptions(history=self.history))
         await super().before()
 
     async def check_disk(self, *, is_gone: bool = False) -> None:

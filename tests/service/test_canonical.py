@@ -125,7 +125,7 @@ async def test_a_spelling_that_a_strand_has_is_left_to_it(live: Live) -> None:
     live.engine.step_turn(live.engine.requests[1].request_id, 100)
     assert (await other).status == 200
     await chat(live, session, user(CODEX.format("a", 22)), assistant("second"), user("on"))
-    assert [node.depth for node in live.manager.get(session).nodes] == [1, 1, 2]
+    assert [node.depth for node in live.manager.sessions.get(session).nodes] == [1, 1, 2]
 
 
 async def test_an_operators_own_rules_hold_where_they_are_named(serve: Serve, tmp_path: Path) -> None:

@@ -247,7 +247,7 @@ async def test_a_deadline_stops_the_engine_keeps_nothing_and_frees_the_session(s
         assert (answer.status, answer.json()["error"]["code"]) == (504, "upstream_timeout")
         assert live.engine.stopped == [live.engine.requests[0].request_id]
         assert (await live.call("GET", f"/sessions/{session}")).json()["records"] == []
-        assert not live.manager.get(session).is_busy
+        assert not live.manager.sessions.get(session).is_busy
 
 
 async def test_a_grammar_that_the_engine_refuses_is_blamed_on_the_field_that_it_came_from(live: Live) -> None:
@@ -396,7 +396,7 @@ async def test_a_hang_up_while_a_turn_renders_leaves_the_session_free(serve: Ser
         session = await live.open()
         call = asyncio.ensure_future(live.chat(session, user("hi")))
         await pool.entered.wait()
-        (turn,) = live.manager.get(session).running
+        (turn,) = live.manager.sessions.get(session).running
         call.cancel()
         await asyncio.wait({turn.task})
         assert (await live.call("GET", "/health")).status == 200

@@ -84,7 +84,7 @@ async def test_what_is_said_is_one_session_whose_turns_go_on_from_each_other(
     told = capsys.readouterr().err
     assert re.search(r"stenograph: session [0-9a-f]{32}\n", told)
     assert f"samples in {samples}" in told
-    assert live.manager.num_sessions == 0  # it is deleted at the end
+    assert live.manager.sessions.num_sessions == 0  # it is deleted at the end
 
 
 async def test_a_session_that_is_there_goes_on_from_its_last_turn_and_stays(
@@ -102,7 +102,7 @@ async def test_a_session_that_is_there_goes_on_from_its_last_turn_and_stays(
     ]
     assert live.engine.requests[1].prompt.num_kept > 0
     assert f"session {session}, 3 messages" in capsys.readouterr().err
-    assert live.manager.num_sessions == 1
+    assert live.manager.sessions.num_sessions == 1
 
 
 async def test_reset_begins_again_in_a_new_session(live: Live, capsys: pytest.CaptureFixture[str]) -> None:

@@ -107,8 +107,8 @@ async def test_turns_have_their_texts_cut_and_whole(live: Live) -> None:
 
 async def test_a_long_text_is_cut_unless_the_whole_is_asked_for(live: Live) -> None:
     session = await live.open(history="linear")
-    make_large(live.manager.get(session), range(5, 50), num_tokens=8, num_turns=1)
-    (node,) = live.manager.get(session).nodes
+    make_large(live.manager.sessions.get(session), range(5, 50), num_tokens=8, num_turns=1)
+    (node,) = live.manager.sessions.get(session).nodes
     force_setattr(node.turn, "messages", (Message(role=Role.USER, content="s" * 9000),) * 300)
     path = f"{CONSOLE}/{session}/turns"
     (turn,) = (await live.call("GET", path)).json()["turns"]
@@ -300,7 +300,7 @@ async def test_a_session_that_only_the_store_has_is_shown_and_stays_asleep(kept:
         await two_turns(live, session)
         shape, page = await shape_of(live, session), await live.call("GET", f"{CONSOLE}/{session}/tokens")
         await live.open()
-        assert not live.manager.has(session)
+        assert not live.manager.sessions.has(session)
         assert await shape_of(live, session) == shape
         assert (await live.call("GET", f"{CONSOLE}/{session}/tokens")).body == page.body
         (row,) = (await live.call("GET", "/console/api/group?name=g")).json()["rollouts"]
@@ -308,7 +308,7 @@ async def test_a_session_that_only_the_store_has_is_shown_and_stays_asleep(kept:
         (group,) = (await live.call("GET", "/console/api/groups")).json()["groups"]
         assert (group["rewards"], group["num_rollouts"], group["num_known"], group["cut_share"]) == ([1.0], 1, 0, None)
         assert group["mean_tokens"] == row["num_tokens"]
-        assert not live.manager.has(session), "whoever looks wakes nothing"
+        assert not live.manager.sessions.has(session), "whoever looks wakes nothing"
 
 
 async def test_pages_of_a_session_in_the_store_are_one_read_until_it_changes(kept: Serve) -> None:
@@ -316,7 +316,7 @@ async def test_pages_of_a_session_in_the_store_are_one_read_until_it_changes(kep
         session = await good(live)
         await two_turns(live, session)
         await live.open()
-        shelf = live.manager.shelf
+        shelf = live.manager.sessions.shelf
         assert shelf is not None
         num_read, paths = shelf.num_read, ("", "/turns", "/tokens", "/tokens?start=80", "/tokens?limit=9")
         pages = await asyncio.gather(*(live.call("GET", f"{CONSOLE}/{session}{path}") for path in paths))
@@ -330,7 +330,7 @@ async def test_pages_of_a_session_in_the_store_are_one_read_until_it_changes(kep
         assert (await live.call("DELETE", f"/sessions/{session}")).status == 204
         for path in paths:
             assert (await live.call("GET", f"{CONSOLE}/{session}{path}")).status == 404
-        assert live.manager.has(other)
+        assert live.manager.sessions.has(other)
 
 
 async def test_a_list_s_drift_is_known_where_it_is_found_quickly(live: Live) -> None:
@@ -354,7 +354,7 @@ async def test_a_list_s_drift_is_known_where_it_is_found_quickly(live: Live) -> 
 
 async def test_a_line_s_drift_is_compared_once_also_for_those_who_ask_together(live: Live) -> None:
     session = await template_bug(live)
-    (_, leaf) = live.manager.get(session).nodes
+    (_, leaf) = live.manager.sessions.get(session).nodes
     pool = CpuPool(2)
     drifts = LineDrifts(pool, live.renderer)
     assert drifts.known(session, leaf) is None

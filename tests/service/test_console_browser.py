@@ -380,7 +380,7 @@ SCROLL = """async (step) => {
 async def test_a_million_tokens_open_in_200_ms_and_scroll_at_50_frames_a_second(live: Live, browser: Any) -> None:
     session = await live.open(history="linear")
     alphabet = live.renderer.tokenizer.encode(PROSE)
-    make_large(live.manager.get(session), alphabet, num_tokens=1_000_000, num_turns=40)
+    make_large(live.manager.sessions.get(session), alphabet, num_tokens=1_000_000, num_turns=40)
     assert (await live.call("GET", f"/console/api/sessions/{session}")).json()["turns"]["num_tokens"][-1] == 1_000_000
     seen = await opened(browser, f"{live.url}/console#/sessions")
     page = seen.page

@@ -41,4 +41,4 @@ async def test_of_a_crowd_some_hang_up_and_the_others_are_answered_and_every_ses
         assert {answer.status for answer in answers} == {200}
         assert manager.num_in_flight == 0
         assert engine.num_running == 0
-        assert {len(manager.get(session).nodes) for session in sessions} == {1}
+        assert {len(manager.sessions.get(session).nodes) for session in sessions} == {1}

@@ -157,7 +157,7 @@ async def test_a_client_that_hangs_up_while_its_turn_runs_stops_it_whatever_its_
     live.says("heard")
     answer = await live.chat(session_id, user("x"))
     assert answer.status == 200, answer.body
-    assert len(live.manager.get(session_id).nodes) == 1
+    assert len(live.manager.sessions.get(session_id).nodes) == 1
 
 
 @pytest.mark.parametrize(

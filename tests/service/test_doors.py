@@ -389,7 +389,8 @@ async def seen(
     """The status of the answer at a worker, and how many requests each session has more."""
 
     def counts() -> list[int]:
-        found = [live.manager.get(one["session_id"]) for live, one in zip(workers.lives, sessions, strict=True)]
+        pairs = zip(workers.lives, sessions, strict=True)
+        found = [live.manager.sessions.get(one["session_id"]) for live, one in pairs]
         return [session.ledger.num_requests for session in found]
 
     before = counts()

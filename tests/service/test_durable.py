@@ -263,7 +263,7 @@ async def test_a_session_that_was_idle_for_too_long_is_gone_and_its_rows_are(kep
         assert (await live.call("GET", f"/sessions/{short}")).status == 200
         clock.advance(1)
         assert (await live.call("GET", f"/sessions/{touched}")).status == 404
-        await live.manager.expire_kept()
+        await live.manager.sessions.expire_kept()
         listed = (await live.call("GET", "/sessions")).json()["sessions"]
         assert [one["session_id"] for one in listed] == [long]
 
@@ -275,9 +275,9 @@ async def test_sessions_leave_memory_beyond_max_held_tokens_and_come_back_when_t
         for session in sessions:
             await conversation(live, session, turns=["one", "two"], first="hello there, this is a longer question")
             told[session] = await records_of(live, session)
-        assert live.manager.num_sessions <= 5
-        assert live.manager.num_held_tokens < 600
-        asleep = [session for session in sessions if not live.manager.has(session)]
+        assert live.manager.sessions.num_sessions <= 5
+        assert live.manager.sessions.num_held_tokens < 600
+        asleep = [session for session in sessions if not live.manager.sessions.has(session)]
         assert len(asleep) >= 7
         listed = (await live.call("GET", "/sessions?limit=7")).json()
         rest = (await live.call("GET", f"/sessions?after={listed['next']}")).json()
@@ -288,12 +288,12 @@ async def test_sessions_leave_memory_beyond_max_held_tokens_and_come_back_when_t
             assert await records_of(live, session) == told[session]
             assert (await live.call("POST", f"/sessions/{session}/samples", {})).status == 200
             assert (await live.call("GET", f"/sessions/{session}/drift")).status == 200
-            assert not live.manager.has(session)
+            assert not live.manager.sessions.has(session)
         messages = told[asleep[0]]["records"][-1]["request"]["messages"]
         live.says("three")
         answer = await live.chat(asleep[0], *messages, assistant("two"), user("more"))
         assert answer.status == 200
-        assert live.manager.has(asleep[0])
+        assert live.manager.sessions.has(asleep[0])
         assert len((await live.call("GET", f"/sessions/{asleep[0]}")).json()["records"]) == 3
         live.says("of its own")
         bearer = await live.call(
@@ -316,7 +316,7 @@ async def test_a_session_that_a_request_names_is_not_evicted_while_that_is_read(
         for other in others:
             live.says("x")
             await live.chat(other, user("more than ten tokens are in this"))
-        assert live.manager.has(session)
+        assert live.manager.sessions.has(session)
         live.engine.step(len(script.ids) + 1)
         assert (await running).status == 200
 
@@ -415,8 +415,8 @@ async def test_sessions_leave_memory_in_the_order_of_their_last_chats_and_no_mor
             assert (await live.chat(session, user("hello"), seed=1)).status == 200
         for number in range(1, 4):
             await live.open()
-            in_memory = [live.manager.has(session) for session in sessions]
+            in_memory = [live.manager.sessions.has(session) for session in sessions]
             assert in_memory == [True, *(index > number for index in range(1, 4))]
         live.says("two")
         assert (await live.chat(sessions[1], user("hello"), seed=2)).status == 200  # comes back, and the oldest goes
-        assert [live.manager.has(session) for session in sessions] == [False, True, False, False]
+        assert [live.manager.sessions.has(session) for session in sessions] == [False, True, False, False]

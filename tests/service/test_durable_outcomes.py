@@ -30,7 +30,7 @@ async def outcome(live: Live, session: str) -> Any:
 async def evicted(live: Live, session: str) -> None:
     """Have another session push this one out of memory."""
     await live.open()
-    assert not live.manager.has(session)
+    assert not live.manager.sessions.has(session)
 
 
 async def test_an_answered_outcome_is_there_after_an_eviction_and_a_restart(kept: Serve) -> None:
@@ -45,7 +45,7 @@ async def test_an_answered_outcome_is_there_after_an_eviction_and_a_restart(kept
         assert await outcome(live, session) == said
         listed = (await live.call("GET", "/sessions")).json()["sessions"][0]
         assert (listed["outcome"], listed["group"]) == (said, "g")
-        assert not live.manager.has(session), "whoever looks wakes nothing"
+        assert not live.manager.sessions.has(session), "whoever looks wakes nothing"
     async with kept() as live:
         assert (await shown(live, session))["samples"] == before["samples"]
         assert await outcome(live, session) == said
@@ -73,7 +73,7 @@ async def test_an_outcome_that_cannot_be_kept_is_503_and_the_one_before_holds(ke
 async def test_an_outcome_whose_client_leaves_is_kept_all_the_same(kept: Serve) -> None:
     async with kept() as live:
         session = await live.open()
-        putting = asyncio.ensure_future(live.manager.put_outcome(session, SessionOutcome(reward=0.75)))
+        putting = asyncio.ensure_future(live.manager.sessions.put_outcome(session, SessionOutcome(reward=0.75)))
         await asyncio.sleep(0)
         putting.cancel()
         await asyncio.wait({putting})
@@ -105,7 +105,7 @@ async def test_the_fates_of_sessions_that_are_not_in_memory_count_when_they_are_
         await put(live, failed, verdict="infra_failed")
         await evicted(live, failed)
         assert (await live.call("POST", f"/sessions/{trained}/samples", {})).status == 200
-        assert not live.manager.has(trained)
+        assert not live.manager.sessions.has(trained)
         metrics = await live.call("GET", "/metrics")
         assert sum(counted(metrics).values()) == 0, "to be evicted is no end"
         for session in sessions:
@@ -130,8 +130,8 @@ async def test_the_fates_of_a_session_that_expires_count_once(kept: Serve, aslee
         clock.advance(100)
         for _ in range(2):
             assert (await live.call("GET", f"/sessions/{session}")).status == 404
-            live.manager.expire()
-            await live.manager.expire_kept()
+            live.manager.sessions.expire()
+            await live.manager.sessions.expire_kept()
         assert counted(await live.call("GET", "/metrics"))["untrained"] == 5
         assert "stenograph_store_sessions_damaged_total 0.0" in (await live.call("GET", "/metrics")).body.decode()
 
@@ -149,7 +149,7 @@ async def test_whoever_wakes_a_session_that_is_being_deleted_finds_it_gone(kept:
             assert {answer.status for answer in answers} <= {200, 204, 404}
             assert answers[2].status == 204
             assert (await live.call("GET", f"/sessions/{session}")).status == 404
-            assert not live.manager.has(session)
+            assert not live.manager.sessions.has(session)
             session = await live.open()
             await conversation(live, session, turns=["one"])
 

@@ -327,7 +327,7 @@ async def test_a_history_that_moved_under_a_turn_is_a_logged_500(live: Live, cap
     second = live.says("two", paused=True)
     asking = asyncio.create_task(live.chat(session, user("hi"), reply, user("go on")))
     await live.engine.begun(2)
-    history = live.manager.get(session).strands.kept[0].history
+    history = live.manager.sessions.get(session).strands.kept[0].history
     node = history.nodes[0]
     history.commit(Attachment(parent=node, new_messages=(), revision=1), node.turn)
     live.engine.step(len(second.ids) + 1)

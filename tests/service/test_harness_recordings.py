@@ -127,7 +127,7 @@ async def test_every_request_of_a_client_is_taken_and_continues_the_turn_that_it
         await client.send(request)
         after = request["after"]
         lines.append([*(lines[after] if after is not None else []), index])
-        node = live.manager.get(session).latest
+        node = live.manager.sessions.get(session).latest
         assert node is not None
         assert [step.id for step in node.line()] == lines[-1]
         prompt, script = list(live.engine.requests[index].prompt.ids), client.scripts[index]
@@ -211,7 +211,7 @@ async def test_a_title_request_that_overlaps_the_first_turn_is_a_line_of_its_own
         await client.send(request)
     live.engine.step(len(side.scripts[0].ids) + 1)
     await asking
-    nodes = live.manager.get(session).nodes
+    nodes = live.manager.sessions.get(session).nodes
     assert [node.depth for node in nodes] == [1, 2, 3, 4, 5, 1]
     answer = await live.call("POST", f"/sessions/{session}/samples", {"format": "json", "include_side": True})
     drawn = [sum(sample["loss_mask"]) for sample in answer.json()["samples"]]

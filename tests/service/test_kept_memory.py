@@ -46,7 +46,7 @@ async def test_a_turn_that_is_kept_is_nothing_to_look_through(live: Live, histor
         answer = await live.chat(session_id, *messages, stop=["}"], logprobs=True, metadata={"a": "b"})
         assert answer.status == 200, answer.body
         messages.append(answer.json()["choices"][0]["message"])
-    node = live.manager.get(session_id).latest
+    node = live.manager.sessions.get(session_id).latest
     assert node is not None
     assert node.depth == 3
     assert looked_through(node) == []
@@ -60,7 +60,7 @@ async def test_what_turns_have_alike_is_kept_once(live: Live) -> None:
         messages.append(user("Well?"))
         answer = await live.chat(session_id, *messages, seed=seed, max_tokens=50)
         messages.append(answer.json()["choices"][0]["message"])
-    first, second, third = (node.turn for node in live.manager.get(session_id).nodes)
+    first, second, third = (node.turn for node in live.manager.sessions.get(session_id).nodes)
     assert first.params is second.params
     assert first.tool_choice is second.tool_choice is third.tool_choice
     assert first.request_json is second.request_json
@@ -83,7 +83,7 @@ async def test_a_session_that_is_deleted_is_given_back_without_the_collector(
             answer = await live.chat(session_id, *messages, stream=stream)
             assert answer.status == 200, answer.body
             messages.append({"role": "assistant", "content": f"{text}!"})
-        session = live.manager.get(session_id)
+        session = live.manager.sessions.get(session_id)
         nodes = list(session.nodes)
         assert [node.depth for node in nodes] == [1, 2, 3]
         kept = [weakref.ref(session), *(weakref.ref(node.turn.sampled.ids) for node in nodes)]

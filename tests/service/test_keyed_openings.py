@@ -27,7 +27,7 @@ async def test_a_repeat_gets_the_same_session_and_another_key_or_none_another(li
     assert len({answer.body for answer in answers}) == 1
     ids = {answers[0].json()["session_id"], (await opened(live, key="other")).json()["session_id"]}
     assert len(ids | {await live.open(), await live.open()}) == 4
-    assert live.manager.num_sessions == 4
+    assert live.manager.sessions.num_sessions == 4
 
 
 async def test_another_body_with_the_key_is_422_until_the_session_is_gone(live: Live) -> None:
@@ -50,7 +50,7 @@ async def test_after_an_eviction_and_a_restart_the_key_still_names_its_session(k
         session = (await opened(live)).json()["session_id"]
         await conversation(live, session, turns=["one"])
         await live.open()
-        assert not live.manager.has(session)
+        assert not live.manager.sessions.has(session)
         answers = await asyncio.gather(*(opened(live) for _ in range(3)), *(opened(live, key="new") for _ in range(3)))
         assert [answer.json()["session_id"] for answer in answers[:3]] == [session] * 3
         assert len({answer.body for answer in answers[3:]}) == 1

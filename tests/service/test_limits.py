@@ -193,7 +193,7 @@ async def test_a_session_expires_when_it_has_had_no_chat_for_its_ttl(serve: Serv
         assert (await live.chat(short, user("hi"))).status == 404
         assert (await live.call("GET", f"/sessions/{default}")).status == 200
         clock.advance(40.0)
-        assert live.manager.expire() == 1
+        assert live.manager.sessions.expire() == 1
         assert (await live.call("GET", "/sessions")).json()["sessions"] == []
         assert await metric(live, 'stenograph_sessions_ended_total{end="expired"}') == "2.0"
 
@@ -209,13 +209,13 @@ async def test_many_sessions_that_expire_together_go_a_few_at_a_time_and_none_is
             live.says("a")
             assert (await live.chat(session, user("hi"))).status == 200
         clock.advance(10.0)
-        assert live.manager.expire() == 2  # a session counts as its turn and one more
-        assert live.manager.num_sessions == 3
+        assert live.manager.sessions.expire() == 2  # a session counts as its turn and one more
+        assert live.manager.sessions.num_sessions == 3
         assert (await live.call("GET", "/sessions")).json()["sessions"] == []
         assert (await live.call("GET", f"/sessions/{opened[-1]}")).status == 404
-        while live.manager.expire():
+        while live.manager.sessions.expire():
             pass
-        assert live.manager.num_sessions == 0
+        assert live.manager.sessions.num_sessions == 0
         assert await metric(live, 'stenograph_sessions_ended_total{end="expired"}') == "5.0"
 
 

@@ -173,4 +173,4 @@ async def test_a_turn_that_stalls_past_its_deadline_is_504_stops_the_engine_and_
         assert "[DONE]" not in answer
         await rig.stand_in.aborted(1)
         assert await rig.records(session) == []
-        assert not rig.manager.get(session).is_busy
+        assert not rig.manager.sessions.get(session).is_busy

@@ -181,7 +181,7 @@ async def test_a_node_whose_lease_is_over_answers_for_no_session_and_ends_its_tu
         for method, path in (("GET", ""), ("GET", "/ledger"), ("DELETE", "")):
             answer = await owner.live.call(method, f"/sessions/{session}{path}")
             assert (answer.status, answer.json()["error"]["code"]) == (503, "storage_unavailable"), path
-        assert owner.live.manager.num_sessions == 0
+        assert owner.live.manager.sessions.num_sessions == 0
         assert (await owner.live.call("GET", "/ready")).status == 503
         assert (await owner.live.call("GET", "/health")).status == 200
         assert (await owner.live.call("POST", "/sessions", {})).status == 503

@@ -140,7 +140,7 @@ async def test_a_run_gives_one_sample_however_it_is_kept_and_sent(live: Live, re
             session = await run(live, history=history, streams=streams, regenerated=regenerated)
             samples.append(await sample_of(live, session))
             tensors.append(await tensors_of(live, session))
-            nodes = live.manager.get(session).nodes
+            nodes = live.manager.sessions.get(session).nodes
             assert len(nodes) == len(RUN) + (history == "tree" and regenerated is not None)
     assert all(sample == samples[0] for sample in samples)
     assert all(tensor == tensors[0] for tensor in tensors)

@@ -274,8 +274,8 @@ async def test_replies_records_and_samples_of_each_protocol_are_the_same(live: L
     else:
         body["stream"] = True
     second = await live.call("POST", prefix + path, body)
-    assert len(live.manager.get(session).nodes) == 2
-    assert live.manager.get(session).nodes[1].depth == 2
+    assert len(live.manager.sessions.get(session).nodes) == 2
+    assert live.manager.sessions.get(session).nodes[1].depth == 2
     check_lines(f"replies/{call}.txt", [text_of(first), *text_of(second).split("\n")])
     delta = text_of(await live.call("GET", f"{prefix}?records=delta"))
     check_bodies(f"sessions/of-{call}.jsonl", {**await views_of(live, session), "delta": delta})

@@ -220,7 +220,7 @@ async def check_one_line(live: Live, session: str, scripts: Sequence[Script]) ->
     for turn, script in enumerate(scripts[:-1]):
         before = prompts[turn] + list(script.ids)
         assert prompts[turn + 1][: len(before)] == before
-    nodes = live.manager.get(session).nodes
+    nodes = live.manager.sessions.get(session).nodes
     assert [node.id for node in nodes] == list(range(len(scripts)))
     view = (await live.call("GET", f"/sessions/{session}")).json()
     assert [output_ids(record) for record in view["records"]] == [list(script.ids) for script in scripts]
@@ -571,7 +571,7 @@ async def check_usable(live: Live, session: str, *, num_kept: int = 0) -> None:
         assert (await chat(client)).choices[0].message.content == "again"
     found = await records(live, session)
     assert [output_ids(record) for record in found] == [list(script.ids)]  # a kept turn is replaced by this one
-    assert not live.manager.get(session).is_busy
+    assert not live.manager.sessions.get(session).is_busy
 
 
 async def raw_request(live: Live, session: str, body: bytes, *, sent: int | None = None) -> Any:
@@ -623,7 +623,7 @@ async def test_a_client_that_leaves_while_its_turn_renders_costs_the_engine_noth
         async with async_client(base_url_of(live, session)) as client:
             call = asyncio.ensure_future(chat(client, stream=stream))
             await pool.entered.wait()
-            (turn,) = live.manager.get(session).running
+            (turn,) = live.manager.sessions.get(session).running
             call.cancel()
             await asyncio.wait({call, turn.task})
         pool.let_go.set()
@@ -690,7 +690,7 @@ async def test_a_client_that_leaves_after_the_last_token_without_reading_leaves_
     body = json.dumps({"messages": [user("hi")], "stream": stream}).encode()
     _, writer = await raw_request(live, session, body)
     await live.engine.begun(1)
-    (turn,) = live.manager.get(session).running
+    (turn,) = live.manager.sessions.get(session).running
     live.engine.step(len(script.ids) + 1)
     await asyncio.wait({turn.task})
     writer.transport.abort()

@@ -174,7 +174,7 @@ class World:
                     live = await stack.enter_async_context(self.serving())
                 elif self.folder is not None and step.before == EVICT:
                     await live.call("DELETE", f"/sessions/{await live.open()}")
-                    assert not live.manager.has(session)
+                    assert not live.manager.sessions.has(session)
                 told.append(await self.ask(live, session, client, step, number))
             told += await shown(live, session)
         return normal(told)

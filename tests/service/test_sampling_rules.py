@@ -243,7 +243,7 @@ async def test_an_engine_s_refusal_of_a_session_s_value_blames_no_field_of_the_c
 async def test_bad_rules_open_no_session(live: Live, sampling: Any, param: str) -> None:
     error = error_of(await live.call("POST", "/sessions", {"sampling": sampling}))
     assert (error["code"], error["param"]) == ("invalid_request", param)
-    assert live.manager.num_sessions == 0
+    assert live.manager.sessions.num_sessions == 0
 
 
 # --- the server's file ----------------------------------------------------------------------------------------------

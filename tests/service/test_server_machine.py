@@ -45,7 +45,7 @@ FOUND = programs()
 
 def store_of(live: Live) -> PostgresStore:
     """A worker's part of the database."""
-    shelf = live.manager.shelf
+    shelf = live.manager.sessions.shelf
     assert shelf is not None
     assert isinstance(shelf.store, PostgresStore)
     return shelf.store
@@ -59,7 +59,7 @@ class ServerMachine(WorkerMachine):
 
     def owner_of(self, session: Seen) -> int:
         """The server that runs a session's turn."""
-        (owner,) = [live for live in self.doors.lives if live.manager.has(session.id)]
+        (owner,) = [live for live in self.doors.lives if live.manager.sessions.has(session.id)]
         return self.server_of(owner)
 
     async def end_leases(self, server: int) -> None:

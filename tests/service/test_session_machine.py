@@ -390,7 +390,7 @@ class SessionMachine(RuleBasedStateMachine):
             max_nodes=max_nodes,
             ttl_s=ttl_s,
         )
-        real = self.manager.create(options)
+        real = self.manager.sessions.create(options)
         self.places.append(Place(real=real, kind=self.kind, last_chat=self.clock.monotonic()))
 
     @precondition(lambda self: len(self.live) == MAX_SESSIONS)
@@ -399,7 +399,7 @@ class SessionMachine(RuleBasedStateMachine):
         if any(self.is_expired(place) for place in self.live):
             return
         with pytest.raises(LimitExceeded):
-            self.manager.create(SessionOptions())
+            self.manager.sessions.create(SessionOptions())
 
     @precondition(lambda self: len(self.live) == MAX_SESSIONS or any(flight.place for flight in self.flights))
     @rule(data=st.data(), gives_up_after=st.sampled_from([None, None, 0, 1, 2, 5]))
@@ -411,10 +411,10 @@ class SessionMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def ask_for_what_is_gone(self, data: st.DataObject) -> None:
         place = data.draw(st.sampled_from([place for place in self.places if place.is_gone]), label="session")
-        for refused in (self.manager.get, lambda id_: self.run(self.manager.delete(id_))):
+        for refused in (self.manager.sessions.get, lambda id_: self.run(self.manager.delete(id_))):
             with pytest.raises(SessionNotFound):
                 refused(place.real.id)
-        assert not self.manager.has(place.real.id)
+        assert not self.manager.sessions.has(place.real.id)
         sent = self.new_sent(data, place, None, "stop")
         with pytest.raises(SessionNotFound):
             begun(self.manager, place.real, _request(sent))
@@ -424,11 +424,11 @@ class SessionMachine(RuleBasedStateMachine):
         self.clock.advance(seconds)
         expired = [place for place in self.live if self.is_expired(place)]
         if sweeps:
-            assert self.manager.expire() == len(expired)
+            assert self.manager.sessions.expire() == len(expired)
         for place in expired:
-            assert not self.manager.has(place.real.id)
+            assert not self.manager.sessions.has(place.real.id)
             with pytest.raises(SessionNotFound):
-                self.manager.get(place.real.id)
+                self.manager.sessions.get(place.real.id)
             place.is_gone = True
             self.session_ends.append(SessionEnd.EXPIRED)
 
@@ -882,7 +882,7 @@ class SessionMachine(RuleBasedStateMachine):
         else:
             assert isinstance(second.exception(), SessionNotFound)
         with pytest.raises(SessionNotFound):
-            self.manager.get(place.real.id)
+            self.manager.sessions.get(place.real.id)
         left = [flight for flight in place.flights if not flight.watches[0][1].done()]
         # A deleter who gives up may take the word to the engine with it; the grace time ends the turn all the same.
         assert gives_up_after or all(flight.sent.script.deaf for flight in left)
@@ -1106,7 +1106,7 @@ class SessionMachine(RuleBasedStateMachine):
         for place in self.live:
             assert place.real.is_busy is bool(place.flights)
             assert {turn.request_id for turn in place.real.running} == {flight.request_id for flight in place.flights}
-        assert self.manager.num_sessions == len(self.live)
+        assert self.manager.sessions.num_sessions == len(self.live)
         waiting = {task for flight in self.flights for _, task in flight.watches}
         waiting |= {task for task in asyncio.all_tasks(self.loop) if task.get_name().startswith("turn-")}
         engines = {

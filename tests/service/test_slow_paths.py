@@ -196,7 +196,7 @@ async def test_a_hang_up_in_the_middle_of_tokenization_leaves_the_session_as_it_
         with gate.closed():
             chat = asyncio.ensure_future(live.chat(session, *said, user(HELD + LONG)))
             await gate.reached(entered=1)
-            (turn,) = live.manager.get(session).running
+            (turn,) = live.manager.sessions.get(session).running
             chat.cancel()
             await asyncio.wait({turn.task})
             assert (await live.call("GET", f"/sessions/{session}")).json() == before
@@ -316,7 +316,7 @@ async def huge() -> AsyncIterator[Huge]:
     app, manager = make_app(
         Settings(), engine=engine, renderer=renderer, pool=pool, model="tiny", clock=SystemClock(), moe_shape=(2, 2)
     )
-    session = manager.create(SessionOptions(history=HistoryKind.TREE))
+    session = manager.sessions.create(SessionOptions(history=HistoryKind.TREE))
     filled = Huge(app=app, session=session.id, text="the user asks 12 things\n" * 10_000)
     said: list[Any] = []
     for _ in range(3):

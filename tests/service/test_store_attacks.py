@@ -200,7 +200,7 @@ async def test_a_clock_that_goes_back_keeps_sessions_longer_and_changes_nothing_
     earlier = ManualClock(wall=clock.wall() - 10_000)
     async with kept(serve, folder, clock=earlier) as live:
         assert await replies_of(live, session) == ["one", "two"]
-        await live.manager.expire_kept()
+        await live.manager.sessions.expire_kept()
         live.says("three")
         asked = [user("hello"), assistant("one"), user("more"), assistant("two"), user("again")]
         assert (await live.chat(session, *asked)).status == 200
@@ -221,8 +221,8 @@ async def test_a_session_does_not_expire_while_a_turn_of_it_is_on_its_way(serve:
         turn = asyncio.create_task(live.chat(session, user("hello")))
         await live.engine.begun(1)
         clock.advance(1000)
-        live.manager.expire()
-        await live.manager.expire_kept()
+        live.manager.sessions.expire()
+        await live.manager.sessions.expire_kept()
         live.engine.step(len(script.ids) + 1)
         assert (await turn).status == 200
     async with kept(serve, folder, clock=clock) as live:

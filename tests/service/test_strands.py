@@ -32,7 +32,7 @@ async def samples_of(live: Live, session: str, **fields: Any) -> Any:
 
 def contents(live: Live, session: str) -> list[tuple[str | None, int]]:
     """The reply of each turn, and its depth."""
-    return [(node.turn.reply.message.content, node.depth) for node in live.manager.get(session).nodes]
+    return [(node.turn.reply.message.content, node.depth) for node in live.manager.sessions.get(session).nodes]
 
 
 async def agent_and_title(live: Live) -> tuple[str, dict[str, int]]:
@@ -85,7 +85,7 @@ async def test_a_title_between_two_turns_takes_nothing_from_the_main_line(live: 
     session, _ = await agent_and_title(live)
     assert contents(live, session) == [("I add.", 1), ("A sum", 1), ("3", 2), ("a sub-agent's", 1)]
     first, _, second, _ = live.engine.requests
-    line = [*first.prompt.ids, *live.manager.get(session).nodes[0].turn.sampled.ids]
+    line = [*first.prompt.ids, *live.manager.sessions.get(session).nodes[0].turn.sampled.ids]
     assert list(second.prompt.ids) != line
     third = live.engine.requests[2].prompt.ids
     assert list(third[: len(line)]) == line
@@ -152,7 +152,7 @@ async def test_a_reply_that_nobody_read_is_given_again_after_a_title_was_committ
 
 async def test_a_session_shows_its_main_line_and_each_strand_by_its_number(live: Live) -> None:
     session, _ = await agent_and_title(live)
-    nodes = live.manager.get(session).nodes
+    nodes = live.manager.sessions.get(session).nodes
     view = await told(live, session)
     rows = view["metadata"]["strands"]
     shown = [(row["strand"], row["kind"], row["num_turns"], row["leaf"]) for row in rows]
@@ -265,7 +265,7 @@ async def test_compat_miles_is_one_line_and_no_turn_after_a_cut_one(live: Live) 
         assert (refused.status, type(refused.json()["error"])) == (409, str)
         ledger = (await live.call("GET", f"/sessions/{one}/ledger")).json()["requests"]
         assert (ledger[-1]["status"], ledger[-1]["error"]) == (409, "truncated_generation")
-    assert len(live.manager.get(session).nodes) == 1, "another opening has replaced the first turn"
+    assert len(live.manager.sessions.get(session).nodes) == 1, "another opening has replaced the first turn"
 
 
 @pytest.mark.parametrize(
@@ -311,9 +311,9 @@ async def test_another_reply_than_the_sampled_one_opens_a_chapter_and_nothing_is
     ]
     samples = await samples_of(live, session)
     assert sum(sum(sample["loss_mask"]) for sample in samples["samples"]) == sum(
-        len(node.turn.sampled.ids) for node in live.manager.get(session).nodes
+        len(node.turn.sampled.ids) for node in live.manager.sessions.get(session).nodes
     )
-    assert len(live.manager.get(session).nodes) == 5
+    assert len(live.manager.sessions.get(session).nodes) == 5
 
 
 async def test_a_fork_of_a_line_with_turns_before_it_goes_on_with_its_work(live: Live) -> None:

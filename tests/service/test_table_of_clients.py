@@ -46,7 +46,7 @@ def spelled(reply: dict[str, Any]) -> str:
 
 def call_ids(live: Live, session: str) -> Iterator[str]:
     """The ids of all calls of a session, in the order in which they were sampled."""
-    for node in live.manager.get(session).nodes:
+    for node in live.manager.sessions.get(session).nodes:
         yield from (call.id for call in node.turn.reply.message.tool_calls)
 
 
@@ -67,8 +67,8 @@ async def play(live: Live, session: str, recording: dict[str, Any]) -> None:
 
 def row(live: Live, session: str) -> dict[str, int]:
     """What the session says of its requests."""
-    strands = live.manager.get(session).strands
-    num_requests, discarded = live.manager.get(session).ledger.num_requests, strands.discarded.num_turns
+    strands = live.manager.sessions.get(session).strands
+    num_requests, discarded = live.manager.sessions.get(session).ledger.num_requests, strands.discarded.num_turns
     opened = [strand for strand in strands.kept if strand.fork_of is None]
     return {
         "requests": num_requests,

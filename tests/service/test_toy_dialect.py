@@ -298,7 +298,7 @@ async def test_a_prompt_is_counted_at_any_time_as_its_turn_will_have_it(live: Li
     counted.append(during.json()["long"])
     prompts = [len(record["request"]["input_ids"]) for record in await records(live, session)]
     assert (counted, beside.status, len(live.engine.requests)) == (prompts, 200, 3)
-    assert len(live.manager.get(session).strands.kept) == 1
+    assert len(live.manager.sessions.get(session).strands.kept) == 1
     rows = (await live.call("GET", f"/sessions/{session}/ledger")).json()["requests"]
     found = [
         (row["path"], row["prompt_tokens"], row["sampled_tokens"], row["turn"])

@@ -51,10 +51,10 @@ async def test_each_sampled_token_is_counted_once_by_what_became_of_it_and_by_gr
     chat = asyncio.ensure_future(live.chat(left, user("a")))
     await live.engine.begun(7)
     live.engine.step(2)
-    await until(lambda: live.manager.get(left).running[0].run.turns[0].meter.num_sampled == 2)
+    await until(lambda: live.manager.sessions.get(left).running[0].run.turns[0].meter.num_sampled == 2)
     chat.cancel()
     await asyncio.wait({chat})
-    await until(lambda: not live.manager.get(left).is_busy)
+    await until(lambda: not live.manager.sessions.get(left).is_busy)
     before = await waste(live)
     by_group = {row["group"]: row["tokens"] for row in before["groups"]}
     assert by_group["g"] == {**FATES, "trained": num_trained, "infra_failed": num_failed}

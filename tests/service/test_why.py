@@ -161,7 +161,7 @@ async def test_drift_is_told_by_its_first_place_and_hostile_text_is_quoted(live:
     session = await opened(live)
     live.says("one")
     await live.chat(session, user("a"))
-    facts = session_facts(live.manager.get(session))
+    facts = session_facts(live.manager.sessions.get(session))
     bad = Drift(
         type=DriftClass.NON_ASSISTANT_TEXT,
         segment_index=2,
@@ -187,7 +187,7 @@ async def test_tokens_that_a_grammar_forced_are_counted(live: Live) -> None:
     session = await opened(live)
     live.says("one")
     await live.chat(session, user("a"))
-    (node,) = live.manager.get(session).nodes
+    (node,) = live.manager.sessions.get(session).nodes
     num = len(node.turn.sampled.ids)
     force_setattr(node.turn.sampled, "forced", bytes([1] * (num - 1) + [0]))
     assert f"{num - 1} of {num} sampled tokens" in (await why(live, session))["forced_tokens"]["told"]

@@ -368,8 +368,8 @@ async def test_with_a_store_idle_sessions_of_one_worker_make_room_for_anothers(s
             workers.lives[0].says("fine")
             assert (await workers.lives[1].chat(session, user("hi"))).status == 200
         for live in workers.lives:
-            live.manager.give_way()
-        assert [live.manager.num_sessions for live in workers.lives] == [2, 2]
+            live.manager.sessions.give_way()
+        assert [live.manager.sessions.num_sessions for live in workers.lives] == [2, 2]
 
 
 async def test_a_backup_has_the_files_of_all(start: Start, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ class SharedOwnership:
 
         Raises StorageUnavailable while that cannot be known.
         """
-        if self._manager.has(session_id):
+        if self._manager.sessions.has(session_id):
             return None
         held = await self._store.holder(SessionId(session_id))
         return None if held is None else held_elsewhere(session_id, held)
@@ -61,7 +61,7 @@ class SharedOwnership:
 
     def has(self, session_id: str) -> bool:
         """Whether the session is in this process's memory."""
-        return self._manager.has(session_id)
+        return self._manager.sessions.has(session_id)
 
     async def holder(self, session_id: str) -> HeldBy | None:
         """The other process that has a session; None if none has. Raises StorageUnavailable."""

@@ -294,7 +294,7 @@ def _make_manager(
         metrics.register(StoreMetrics(shelf, manager))
     engine.report_grammar_times(metrics.grammar_took)
     metrics.bind(
-        num_sessions=lambda: manager.num_sessions,
+        num_sessions=lambda: manager.sessions.num_sessions,
         num_in_flight=lambda: manager.num_in_flight,
         engine_ready=lambda: engine.health().state is EngineState.READY,
         engines=engine.statuses,

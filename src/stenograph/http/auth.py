@@ -177,17 +177,17 @@ class Doorman:
         only to be read.
 
         None means that the request names no session and is served statelessly. Raises as `check_agent`; SessionNotFound
-        for a path, header or token that names none, and as `SessionManager.wake`. On a server without keys a credential
+        for a path, header or token that names none, and as `Sessions.wake`. On a server without keys a credential
         that is no session is just a key.
         """
         named = self.check_agent(scope)
         if named is None:
             return None
         try:
-            return self.manager.get(named)
+            return self.manager.sessions.get(named)
         except SessionNotFound:
             try:
-                return await (self.manager.wake(named) if wakes else self.manager.look(named))
+                return await (self.manager.sessions.wake(named) if wakes else self.manager.sessions.look(named))
             except SessionNotFound:
                 if self._keys or _in_address(scope) is not None:
                     raise

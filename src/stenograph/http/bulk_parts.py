@@ -76,7 +76,7 @@ class SessionParts(Protocol):
 
     async def rollout(self, session_id: str) -> RolloutFacts | None:
         """A session as a rollout of its group; None if it has gone meanwhile. Raises WorkerUnavailable, and as
-        `SessionManager.look`."""
+        `Sessions.look`."""
         ...
 
 
@@ -132,7 +132,7 @@ class OwnParts:
 
     async def rollout(self, session_id: str) -> RolloutFacts | None:
         try:
-            session = await self.sessions.manager.look(session_id)
+            session = await self.sessions.manager.sessions.look(session_id)
         except SessionNotFound:
             return None
         facts = session_facts(session)
@@ -145,7 +145,7 @@ class OwnParts:
     async def _frame(self, session_id: str, wire: BulkSamplesRequest) -> Part:
         """A head and a payload, each behind its size: whole before the first byte leaves, which an error must not
         follow. Raises StenographError."""
-        session = await self.sessions.manager.look(session_id)
+        session = await self.sessions.manager.sessions.look(session_id)
         revision = revision_of(session)
         made, metadata, _ = await self.sessions.made_samples(session, self.sessions.wishes(wire))
         payload = to_safetensors(made.samples, session_metadata=metadata, empty_reason=made.empty_reason)
@@ -157,13 +157,13 @@ class OwnParts:
             yield sum(map(len, pieces)).to_bytes(SIZE_BYTES, "little")
             for piece in pieces:
                 yield piece
-            self.sessions.manager.note_trained(session, made.num_trained)
+            self.sessions.manager.sessions.note_trained(session, made.num_trained)
 
         return Part(revision, sent())
 
     async def _rows(self, session_id: str, wire: BulkSamplesRequest) -> Part:
         """A row for each sample; a session without samples has one with its reason alone. Raises StenographError."""
-        session = await self.sessions.manager.look(session_id)
+        session = await self.sessions.manager.sessions.look(session_id)
         revision = revision_of(session)
         made, _, num_bytes = await self.sessions.made_samples(session, self.sessions.wishes(wire))
         rows = bulk_arrow().rows(session_id, made)
@@ -171,7 +171,7 @@ class OwnParts:
         async def sent() -> Pieces:
             while (row := await self.sessions.pool.run(_next_of(rows), num_bytes=num_bytes)) is not None:
                 yield row
-            self.sessions.manager.note_trained(session, made.num_trained)
+            self.sessions.manager.sessions.note_trained(session, made.num_trained)
 
         return Part(revision, sent())
 

@@ -127,7 +127,7 @@ class BulkRoutes:
         after = request.query_params.get("after")
         found: list[Session | ShelvedSession] = []
         if wanted.is_empty:
-            found = await self.sessions.manager.page_kept(limit=int(limit) + 1, after=after)
+            found = await self.sessions.manager.sessions.page_kept(limit=int(limit) + 1, after=after)
         else:
             async for one in selected(self.sessions.manager, wanted, after=after):
                 found.append(one)

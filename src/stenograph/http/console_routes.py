@@ -362,7 +362,7 @@ class ConsoleRoutes:
 
     async def _session(self, request: Request) -> Session:
         """The session of the path, to be read. Raises SessionNotFound."""
-        return await self.sessions.manager.look_again(request.path_params["id"])
+        return await self.sessions.manager.sessions.look_again(request.path_params["id"])
 
     async def _look(self, session: Session) -> _SessionLook:
         """A session's facts, and what all pages of its tokens need: made again once its turns are others."""

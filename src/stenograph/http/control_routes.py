@@ -235,7 +235,7 @@ class ControlRoutes:
         who=All(merge="stenograph.http.merging:readiness", ask=Asking.READINESS),
     )
     async def _ready(self, request: Request) -> Response:
-        shelf = self.doorman.manager.shelf
+        shelf = self.doorman.manager.sessions.shelf
         is_writable = shelf is None or shelf.store.failure is None
         paused = self.services.weights.is_held
         ready = is_writable and not paused and self.services.engine.health().state is EngineState.READY

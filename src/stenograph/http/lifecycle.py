@@ -62,11 +62,11 @@ def tell_of_signal(number: signal.Signals, manager: SessionManager, *, drain_tim
 
 def tell_of_lost_sessions(manager: SessionManager) -> None:
     """Log each session that ends with the process, and how much is lost where there is no store."""
-    if manager.shelf is not None:
-        log.info("%d sessions were in memory; all are in the store", manager.num_sessions)
+    if manager.sessions.shelf is not None:
+        log.info("%d sessions were in memory; all are in the store", manager.sessions.num_sessions)
         return
-    manager.log_stopped()
-    num, num_tokens = manager.num_sessions, manager.num_held_tokens
+    manager.sessions.log_stopped()
+    num, num_tokens = manager.sessions.num_sessions, manager.sessions.num_held_tokens
     if num_tokens:
         which = "1 session" if num == 1 else f"{num} sessions"
         ends = "ends" if num == 1 else "end"
@@ -83,13 +83,13 @@ async def keep_house(manager: SessionManager, pool: CpuPool) -> None:
     num_forgotten = num_held = 0
     for tick in itertools.count(1):
         await asyncio.sleep(HOUSEKEEPING_PERIOD_S)
-        manager.give_way()
+        manager.sessions.give_way()
         if tick % EXPIRE_TICKS == 0:
-            manager.expire()
+            manager.sessions.expire()
         if tick % EXPIRE_KEPT_TICKS == 0:
             with suppress(StorageUnavailable):  # it is told to whoever needs the store
-                await manager.expire_kept()
-        came_to_rest = not manager.num_in_flight and manager.num_held_tokens != num_held
-        if came_to_rest or manager.num_forgotten != num_forgotten or tick % TRIM_TICKS == 0:
-            num_forgotten, num_held = manager.num_forgotten, manager.num_held_tokens
+                await manager.sessions.expire_kept()
+        came_to_rest = not manager.num_in_flight and manager.sessions.num_held_tokens != num_held
+        if came_to_rest or manager.sessions.num_forgotten != num_forgotten or tick % TRIM_TICKS == 0:
+            num_forgotten, num_held = manager.sessions.num_forgotten, manager.sessions.num_held_tokens
             await pool.run(trim_memory, num_bytes=INLINE_BELOW_BYTES)

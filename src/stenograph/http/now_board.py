@@ -47,11 +47,11 @@ class NowBoard:
     @property
     def is_draining(self) -> bool:
         """Whether the server is shutting down."""
-        return self._sessions.manager.is_draining
+        return self._sessions.manager.sessions.is_draining
 
     def read(self) -> bytes:
         """The moment as JSON, or that of half a second ago."""
-        now_s = self._sessions.manager.clock.monotonic()
+        now_s = self._sessions.manager.sessions.clock.monotonic()
         if self._last is None or now_s - self._last[0] >= FRESH_S:
             self._last = (now_s, msgspec.json.encode(self._read(now_s)))
         return self._last[1]
@@ -81,14 +81,14 @@ class NowBoard:
         )
         readings.add(counts)
         return {
-            "at": manager.clock.wall(),
+            "at": manager.sessions.clock.wall(),
             "version": __version__,
             "model": self._model,
             "instance_id": self._instance_id,
             "workers": 1,
             "workers_away": 0,
-            "num_sessions": manager.num_sessions,
-            "num_held_tokens": manager.num_held_tokens,
+            "num_sessions": manager.sessions.num_sessions,
+            "num_held_tokens": manager.sessions.num_held_tokens,
             "num_in_flight": manager.num_in_flight,
             "running": running_requests(manager.running, now_s),
             "turns": counts.turns,

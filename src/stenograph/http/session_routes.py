@@ -221,7 +221,7 @@ class SessionRoutes:
         wire = await decoded(request, decode_samples, self.pool, self.max_body_bytes)
         session = await self._look(request)
         made, metadata, num_bytes = await self.made_samples(session, self.wishes(wire))
-        self.manager.note_trained(session, made.num_trained)
+        self.manager.sessions.note_trained(session, made.num_trained)
         if wire.format == "json":
             token_text = self.renderer.tokenizer.token_text if wire.token_texts else None
             return json_in_pieces(
@@ -304,7 +304,7 @@ class SessionRoutes:
     async def put_outcome(self, request: Request) -> Response:
         """`PUT /sessions/{id}/outcome`."""
         await self._look(request)  # 404 comes before a body that is wrong
-        await self.manager.put_outcome(
+        await self.manager.sessions.put_outcome(
             request.path_params["id"], await decoded(request, decode_outcome, self.pool, self.max_body_bytes)
         )
         return await self.get_outcome(request)
@@ -334,7 +334,7 @@ class SessionRoutes:
         """`POST /sessions/{id}/abort`."""
         session = await self._look(request)
         await decoded(request, decode_nothing, self.pool, self.max_body_bytes)
-        is_live = self.manager.has(session.id)
+        is_live = self.manager.sessions.has(session.id)
         aborted: Aborted = {"aborted": await self.manager.abort(session.id) if is_live else 0}
         return json_response(aborted)
 
@@ -408,7 +408,7 @@ class SessionRoutes:
 
     def _count_drift(self, session: Session, reports: Mapping[int, DriftReport]) -> None:
         """Count each line's drift once, however often it is looked at; none of a session that is not in memory."""
-        if not self.manager.has(session.id):
+        if not self.manager.sessions.has(session.id):
             return
         for leaf_id, report in reports.items():
             if session.is_first_look(leaf_id):
@@ -416,7 +416,7 @@ class SessionRoutes:
 
     async def _look(self, request: Request) -> Session:
         """The session of the path, to be read: one that is in the store alone is not woken."""
-        return await self.manager.look(request.path_params["id"])
+        return await self.manager.sessions.look(request.path_params["id"])
 
 
 def revision_of(session: Session) -> str:
@@ -428,7 +428,7 @@ def revision_of(session: Session) -> str:
 async def delete_as_it_was(manager: SessionManager, session_id: str, revision: str) -> bool:
     """Delete a session that is still of this revision and runs no turn; returns whether it has gone."""
     try:
-        session = await manager.look(session_id)
+        session = await manager.sessions.look(session_id)
         if session.is_busy or revision_of(session) != revision:
             return False
         await manager.delete(session_id)
@@ -477,7 +477,7 @@ def filter_of(request: Request, *others: str, filters: Sequence[str] = ("group",
 
 def check_known(manager: SessionManager, wanted: SessionFilter) -> None:
     """Raise InvalidRequest for a state that only the process knows that has a session, where others may have some."""
-    is_shared = manager.shelf is not None and manager.shelf.store.is_shared
+    is_shared = manager.sessions.shelf is not None and manager.sessions.shelf.store.is_shared
     if is_shared and wanted.state in (SessionState.BUSY, SessionState.IDLE):
         raise InvalidRequest(
             f"state={wanted.state} cannot be asked for with --store: only the server that has a session knows whether a"

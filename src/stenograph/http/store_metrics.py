@@ -76,7 +76,7 @@ class StoreMetrics(Collector):
             FAILURES: {"full": stats.num_full, "failed": stats.num_failed},
             READ: {"": self._shelf.num_read},
             DAMAGED: {"": self._shelf.num_damaged},
-            EVICTED: {"": self._manager.num_evicted},
+            EVICTED: {"": self._manager.sessions.num_evicted},
             USABLE: {"": self._shelf.store.failure is None},
         }
 

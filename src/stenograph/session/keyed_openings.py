@@ -41,10 +41,10 @@ class KeyedOpenings:
     async def open(self, options: SessionOptions, *, key: str | None, body: bytes) -> SessionId:
         """A new session, or the one that was opened with this key and body before, if there still is one.
 
-        Raises as `SessionManager.open` and `find`.
+        Raises as `Sessions.open` and `find`.
         """
         if key is None:
-            return (await self._manager.open(options)).id
+            return (await self._manager.sessions.open(options)).id
         while (before := self._opening.get(key)) is not None:
             await asyncio.wait({before})
         opening = self._opening[key] = asyncio.get_running_loop().create_future()
@@ -53,7 +53,7 @@ class KeyedOpenings:
             if session_id is None and self._elsewhere is not None:
                 session_id = await self._elsewhere(key, body)
             if session_id is None:
-                session_id = (await self._manager.open(options, _mark(key, body))).id
+                session_id = (await self._manager.sessions.open(options, _mark(key, body))).id
                 self._note(key, session_id)
             return session_id
         finally:
@@ -62,13 +62,13 @@ class KeyedOpenings:
 
     async def find(self, key: str, body: bytes) -> SessionId | None:
         """The session that this process opened with a key. Raises IdempotencyMismatch if the body was another, and as
-        `SessionManager.look`."""
-        shelf = self._manager.shelf
+        `Sessions.look`."""
+        shelf = self._manager.sessions.shelf
         session_id = self._ids.get(key) if shelf is None else await shelf.find(key)
         if session_id is None:
             return None
         try:
-            session = await self._manager.look(session_id)
+            session = await self._manager.sessions.look(session_id)
         except SessionNotFound:
             return None
         if session.opened_by != _mark(key, body):
@@ -76,11 +76,11 @@ class KeyedOpenings:
         return session.id
 
     def _note(self, key: str, session_id: SessionId) -> None:
-        if self._manager.shelf is not None:
+        if self._manager.sessions.shelf is not None:
             return
         self._ids[key] = session_id
         if len(self._ids) > self._num_checked:
-            self._ids = {key: id_ for key, id_ in self._ids.items() if self._manager.has(id_)}
+            self._ids = {key: id_ for key, id_ in self._ids.items() if self._manager.sessions.has(id_)}
             self._num_checked = MAX_KEYS + 2 * len(self._ids)
 
 

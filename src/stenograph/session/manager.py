@@ -19,7 +19,7 @@ from stenograph.core.chat import ChatRequest, TurnRequest
 from stenograph.core.errors import Draining, SessionNotFound, StorageUnavailable
 from stenograph.core.kinds import Compat
 from stenograph.core.stages import Stage, StageTimes
-from stenograph.core.telemetry import SessionEnd, Telemetry, TurnEnd, TurnReport
+from stenograph.core.telemetry import NoTelemetry, SessionEnd, Telemetry, TurnEnd, TurnReport
 from stenograph.core.types import RequestId, SessionId
 from stenograph.core.weights import CacheSalt
 from stenograph.session.admission import Caller, Capacity, Limits, Place
@@ -50,8 +50,8 @@ HANG_UP_PASSES = 8
 """Event-loop iterations until the turn learns of a closed connection: two are enough in the tests."""
 
 
-class SessionManager(Sessions):
-    """All sessions of this process, and the turns that run on them."""
+class SessionManager:
+    """The turns that run on the sessions of this process: `sessions`."""
 
     def __init__(
         self,
@@ -63,18 +63,22 @@ class SessionManager(Sessions):
         capacity: Capacity | None = None,
         digits: str | None = None,
     ) -> None:
-        super().__init__(
-            clock=services.clock, limits=limits, telemetry=telemetry, shelf=shelf, capacity=capacity, digits=digits
-        )
         self._services, self.weights = services, services.weights
+        self._clock, self._telemetry = services.clock, telemetry or NoTelemetry()
+        self.sessions = Sessions(
+            clock=services.clock,
+            limits=limits,
+            telemetry=telemetry,
+            shelf=shelf,
+            capacity=capacity,
+            digits=digits,
+            on_gone=services.engine.end_session,
+        )
+        self._capacity = self.sessions.capacity
         self._turns: set[RequestTask] = set()
 
     def __repr__(self) -> str:
-        return f"<SessionManager {len(self._sessions)} sessions, {self.num_in_flight} turns in flight>"
-
-    def _tell_gone(self, session: Session, end: SessionEnd) -> None:
-        self._services.engine.end_session(session.id)
-        super()._tell_gone(session, end)
+        return f"<SessionManager {self.sessions!r}, {self.num_in_flight} turns in flight>"
 
     @property
     def num_in_flight(self) -> int:
@@ -119,7 +123,7 @@ class SessionManager(Sessions):
             session.check_open()
         capacity, most = self._capacity, self._capacity.limits.max_held_tokens
         if capacity.evicts and (num_held := capacity.num_held_tokens + capacity.elsewhere.num_held_tokens) >= most:
-            self._evict(0, 1 + num_held - most)
+            self.sessions.evict(0, 1 + num_held - most)
         capacity.check(1)
         stages.mark(Stage.ADMIT, self._clock.monotonic())
         return Place(capacity, session, identity, stages)
@@ -179,10 +183,11 @@ class SessionManager(Sessions):
         The running turns' callers get what the engine answers to the abort, within a grace time. Raises
         SessionNotFound.
         """
-        if self.shelf is not None and session_id not in self._sessions:
-            await self._remove(self.shelf, session_id, SessionEnd.DELETED)
+        sessions, shelf = self.sessions, self.sessions.shelf
+        if shelf is not None and session_id not in sessions:
+            await sessions.remove(session_id, SessionEnd.DELETED)
             return
-        session = self.get(session_id)
+        session = sessions.get(session_id)
         session.refuse_new()
         turns = session.running
         try:
@@ -190,18 +195,18 @@ class SessionManager(Sessions):
             await asyncio.gather(*(turn.run.abort(unanswered=SessionNotFound(session.id)) for turn in turns))
             if turns:
                 await asyncio.wait([turn.task for turn in turns])
-            if self.shelf is not None:
-                await self.shelf.delete(session_id)
+            if shelf is not None:
+                await shelf.delete(session_id)
         except BaseException:
-            if self.shelf is not None:
-                self.shelf.discard(session.id)
+            if shelf is not None:
+                shelf.discard(session.id)
             raise
         finally:
-            self._forget(session, SessionEnd.DELETED)
+            sessions.forget(session, SessionEnd.DELETED)
 
     async def abort(self, session_id: str | None) -> int:
         """Ask the engine to end the running turns of one session, or (None) every turn; returns how many it knew."""
-        turns = list(self._turns) if session_id is None else self.get(session_id).running
+        turns = list(self._turns) if session_id is None else self.sessions.get(session_id).running
         return sum(await asyncio.gather(*(turn.run.abort() for turn in turns)))
 
     async def drain(self, *, timeout_s: float) -> None:
@@ -233,9 +238,10 @@ class SessionManager(Sessions):
 
     def _writer(self, place: Place, seats: Seats, caller: Caller) -> StoreWriter | None:
         """The way of a request's turns to the store; None if they do not go there."""
-        if self.shelf is None or place.session is None or place.session.tail is None:
+        shelf = self.sessions.shelf
+        if shelf is None or place.session is None or place.session.tail is None:
             return None
-        return StoreWriter(self.shelf.store, place.session, seats=seats, identity=place.identity, note=caller.note)
+        return StoreWriter(shelf.store, place.session, seats=seats, identity=place.identity, note=caller.note)
 
     def _repeated(self, session: Session, identity: RequestIdentity) -> Watch | StoredReply | None:
         """The turn of the session that this request asks for again. Raises IdempotencyMismatch."""
@@ -249,8 +255,8 @@ class SessionManager(Sessions):
     def let_go_of(self, session_id: SessionId | None, why: StorageUnavailable) -> None:
         """Let go of a session, or (None) of every one, that another process may have by now. The turns that run on it
         end by `why`, but for those on their way to the store, of which the store tells."""
-        for one in [*self._sessions] if session_id is None else [session_id]:
-            if (session := self.let_go(one, why)) is not None:
+        for one in [*self.sessions] if session_id is None else [session_id]:
+            if (session := self.sessions.let_go(one, why)) is not None:
                 for turn in session.running:
                     turn.abandon(why)
 
@@ -317,10 +323,7 @@ class SessionManager(Sessions):
             reports.append(turn_report(one, index, task, None if session is None else session.options.group))
         if session is not None:
             session.ended(turn, now=self._clock.monotonic(), committed=reports[0].end is TurnEnd.COMMITTED)
-            if self._sessions.get(session.id) is session:
-                self._count_tokens(session, session.strands.num_tokens)
-                if self.shelf is not None:
-                    self._recent.move_to_end(session.id)
+            self.sessions.chatted(session)
         run.seats.give_back()
         error = None if task.cancelled() else task.exception()
         logged = error

@@ -93,7 +93,7 @@ async def _page(manager: SessionManager, cursors: list[str | None]) -> list[List
     """The page after the last of the ids that is there still; the first one was there when all began."""
     for cursor in reversed(cursors):
         try:
-            return await manager.page_kept(limit=_AT_ONCE, after=cursor)
+            return await manager.sessions.page_kept(limit=_AT_ONCE, after=cursor)
         except SessionNotFound:
             if cursor is cursors[0]:
                 raise

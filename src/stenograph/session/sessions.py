@@ -7,7 +7,7 @@ ends, is the manager's. All state changes are synchronous.
 import itertools
 import uuid
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
 from stenograph.core.clock import Clock
@@ -34,6 +34,10 @@ FILE_DIGITS = "00"
 """The beginning of the ids of sessions in the store, which names their file, where the server has one process."""
 
 
+def _ignore(_: SessionId) -> None:
+    return
+
+
 class Sessions:
     """All sessions of this process."""
 
@@ -46,13 +50,15 @@ class Sessions:
         shelf: Shelf | None = None,
         capacity: Capacity | None = None,
         digits: str | None = None,
+        on_gone: Callable[[SessionId], None] = _ignore,
     ) -> None:
         """`digits` begin the ids of new sessions, `capacity` is shared with others; both where there are several
-        processes."""
+        processes. `on_gone` is called with the id of each session that is deleted or has expired."""
         self._clock = clock
-        self._capacity = capacity or Capacity(limits, evicts=shelf is not None)
+        self.capacity = capacity or Capacity(limits, evicts=shelf is not None)
         self._digits = digits or ("" if shelf is None else FILE_DIGITS)
         self._telemetry = telemetry or NoTelemetry()
+        self._on_gone = on_gone
         self.shelf = shelf
         """The sessions on disk; None if there are none but in memory."""
         self._sessions: dict[SessionId, Session] = {}
@@ -67,6 +73,13 @@ class Sessions:
     def __repr__(self) -> str:
         return f"<Sessions {len(self._sessions)} in memory>"
 
+    def __contains__(self, session_id: str) -> bool:
+        """Whether a session is in memory, also one that is being deleted."""
+        return session_id in self._sessions
+
+    def __iter__(self) -> Iterator[SessionId]:
+        return iter(self._sessions)
+
     @property
     def clock(self) -> Clock:
         """The clock of its turns."""
@@ -75,12 +88,12 @@ class Sessions:
     @property
     def is_draining(self) -> bool:
         """Whether the server is shutting down."""
-        return self._capacity.is_draining
+        return self.capacity.is_draining
 
     @property
     def num_held_tokens(self) -> int:
         """Tokens of all sessions."""
-        return self._capacity.num_held_tokens
+        return self.capacity.num_held_tokens
 
     @property
     def num_sessions(self) -> int:
@@ -105,7 +118,7 @@ class Sessions:
         return self._sessions[session.id]
 
     def _opened(self, options: SessionOptions) -> Session:
-        if self._capacity.is_draining:
+        if self.capacity.is_draining:
             raise Draining("the server is shutting down and opens no sessions", retry_after_s=5.0)
         self._make_room()
         id_ = self._digits + uuid.uuid4().hex[len(self._digits) :]
@@ -114,17 +127,17 @@ class Sessions:
     def _hold(self, session: Session) -> None:
         self._looked.drop(session.id)
         self._sessions[session.id] = session
-        self._capacity.num_sessions = len(self._sessions)
+        self.capacity.num_sessions = len(self._sessions)
         if self.shelf is not None:
             self._recent[session.id] = None
 
     def _make_room(self) -> None:
         """See that one more session may be in memory. Raises LimitExceeded."""
-        most = self._capacity.limits.max_sessions
-        room = most - self._capacity.elsewhere.num_sessions
+        most = self.capacity.limits.max_sessions
+        room = most - self.capacity.elsewhere.num_sessions
         if len(self._sessions) >= room:
             self.expire()
-            self._evict(1 + len(self._sessions) - room, 0)
+            self.evict(1 + len(self._sessions) - room, 0)
         if len(self._sessions) >= room:
             raise LimitExceeded(
                 Limit.SESSIONS,
@@ -136,9 +149,9 @@ class Sessions:
         """Let go of idle sessions in whose room another process wants to have its own, and of those that were only
         looked at."""
         self._looked.expire()
-        self._evict(self._capacity.num_sessions_lent, self._capacity.num_tokens_lent)
+        self.evict(self.capacity.num_sessions_lent, self.capacity.num_tokens_lent)
 
-    def _evict(self, num_sessions: int, num_tokens: int) -> None:
+    def evict(self, num_sessions: int, num_tokens: int) -> None:
         """Let go of sessions that nobody works on and that the store has, those that were idle longest first, until
         that many are gone, and that many tokens."""
         if self.shelf is None or (num_sessions <= 0 and num_tokens <= 0):
@@ -153,7 +166,7 @@ class Sessions:
                 chosen.append(session)
         for session in chosen:
             del self._sessions[session.id], self._recent[session.id]
-            self._capacity.num_sessions = len(self._sessions)
+            self.capacity.num_sessions = len(self._sessions)
             self._count_tokens(session, 0)
             session.close()
         self.num_evicted += len(chosen)
@@ -261,7 +274,7 @@ class Sessions:
         for session_id in await self.shelf.expired():
             if session_id not in self._sessions:
                 with suppress(SessionNotFound, SessionElsewhere):  # somebody has deleted it meanwhile, or taken it
-                    await self._remove(self.shelf, session_id, SessionEnd.EXPIRED)
+                    await self.remove(session_id, SessionEnd.EXPIRED)
 
     def let_go(self, session_id: SessionId, why: StorageUnavailable) -> Session | None:
         """Let go of a session that another process may have by now; whoever still works on it is refused by `why`."""
@@ -283,21 +296,30 @@ class Sessions:
         session.refuse_new()
         if self.shelf is not None and session.tail is not None:
             self.shelf.discard(session.id)
-        self._forget(session, SessionEnd.EXPIRED)
+        self.forget(session, SessionEnd.EXPIRED)
 
-    def _forget(self, session: Session, end: SessionEnd) -> None:
+    def chatted(self, session: Session) -> None:
+        """A request on a session has ended: count its tokens, and evict it after those without one for longer."""
+        if self._sessions.get(session.id) is session:
+            self._count_tokens(session, session.strands.num_tokens)
+            if self.shelf is not None:
+                self._recent.move_to_end(session.id)
+
+    def forget(self, session: Session, end: SessionEnd) -> None:
+        """Let go of a session for good. Harmless when repeated."""
         if self._sessions.pop(session.id, None) is not None:
-            self._capacity.num_sessions = len(self._sessions)
+            self.capacity.num_sessions = len(self._sessions)
             self._recent.pop(session.id, None)
             self._count_tokens(session, 0)
             self.num_forgotten += 1
             session.close()
             self._tell_gone(session, end)
 
-    async def _remove(self, shelf: Shelf, session_id: str, end: SessionEnd) -> None:
+    async def remove(self, session_id: str, end: SessionEnd) -> None:
         """Delete a session that is in the store alone. Raises SessionNotFound or StorageUnavailable."""
+        assert self.shelf is not None, "there is a store"
         self._looked.drop(session_id)
-        session = await shelf.remove(session_id)
+        session = await self.shelf.remove(session_id)
         self._looked.drop(session_id)  # it may have been read before it was gone
         if session is None:  # damaged: nobody knows what it had
             self._telemetry.session_ended(SessionReport(end=end))
@@ -305,10 +327,11 @@ class Sessions:
             self._tell_gone(session, end)
 
     def _tell_gone(self, session: Session, end: SessionEnd) -> None:
+        self._on_gone(session.id)
         report = session_report(session, end)
         log_session_end(session, end, age_s=self._clock.wall() - session.created_at, fates=report.num_tokens)
         self._telemetry.session_ended(report)
 
     def _count_tokens(self, session: Session, num_tokens: int) -> None:
-        self._capacity.num_held_tokens += num_tokens - session.num_counted_tokens
+        self.capacity.num_held_tokens += num_tokens - session.num_counted_tokens
         session.num_counted_tokens = num_tokens

@@ -159,7 +159,7 @@ class _Player:
         self._renderer = services.renderer
         self._heard = heard
         self._manager = SessionManager(services=services, limits=Limits(max_sessions=1, max_in_flight=1))
-        self._session = self._manager.create(SessionOptions(template_kwargs=kwargs))
+        self._session = self._manager.sessions.create(SessionOptions(template_kwargs=kwargs))
         self._has_tools = bool(self._renderer.family.shows_tools)
         self._max_tokens = min(MAX_TOKENS, (heard.capabilities.max_context_tokens or 8 * MAX_TOKENS) // 8)
         self._messages: list[WireMessage] = []
