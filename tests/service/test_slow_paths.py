@@ -40,7 +40,7 @@ from stenograph.session.completion import completions
 from stenograph.session.opening import Opening
 from stenograph.session.services import TurnServices
 from stenograph.session.session import SessionOptions
-from stenograph.session.strand import Seats
+from stenograph.session.strand import Leases
 from stenograph.text.renderer import Renderer
 from stenograph.text.template.template import ChatTemplate
 
@@ -464,7 +464,7 @@ async def test_the_ids_of_many_long_prompts_are_written_a_piece_in_a_pass_togeth
     opened: list[Opening] = []
     for _ in range(5):
         opened += completions(
-            CompletionRequest(prompts=(ids,)), seats=Seats(None), services=services, capabilities=capabilities
+            CompletionRequest(prompts=(ids,)), leases=Leases(None), services=services, capabilities=capabilities
         )
     attached = [await one.position() for one in opened]
     passes = 0

@@ -156,7 +156,7 @@ def _running(task: RequestTask, now_s: float) -> RunningRequest:
     num_sampled = sum(turn.meter.num_sampled for turn in turns)
     opened = [turn for turn in turns if turn.is_open]
     return {
-        "session": task.run.seats.session_id,
+        "session": task.run.leases.session_id,
         "request": task.request_id,
         "kind": None if turns[0].kind is None else str(turns[0].kind),
         "stage": stage_of(turns[0].stages, is_open=turns[0].is_open, has_sampled=num_sampled > 0),

@@ -45,10 +45,10 @@ def _work(session: Session, run: RequestRun) -> tuple[int, bool]:
     num = 0
     for strand, kind in zip(strands.kept, kinds, strict=True):
         num += len(strand.history.nodes) if kind in WORK_KINDS else 0
-    number = run.seats.taken[0].number if run.seats.taken else None
+    number = run.leases.taken[0].number if run.leases.taken else None
     if number is not None:
         return num, kinds[number] in WORK_KINDS
-    return num, run.seats.label.kind in (None, StrandKind.MAIN)
+    return num, run.leases.label.kind in (None, StrandKind.MAIN)
 
 
 def _spent(limit: Limit, num: int, most: int, what: str) -> BudgetSpent:

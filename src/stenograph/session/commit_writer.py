@@ -13,7 +13,7 @@ from stenograph.session.ledger import LedgerNote
 from stenograph.session.retries import RequestIdentity, print_of
 from stenograph.session.session import Session
 from stenograph.session.steps import TurnRun
-from stenograph.session.strand import Seats
+from stenograph.session.strand import Leases
 from stenograph.session.turn import RequestRun, TurnOutcome
 from stenograph.store.base import SessionStore
 from stenograph.store.codec.commits import encode_commit, encode_outcome
@@ -29,13 +29,13 @@ class StoreWriter:
         store: SessionStore,
         session: Session,
         *,
-        seats: Seats,
+        leases: Leases,
         identity: RequestIdentity | None,
         note: LedgerNote,
     ) -> None:
         self._store = store
         self._session = session
-        self._seats = seats
+        self._leases = leases
         self._identity = identity
         self._note = note
 
@@ -52,7 +52,7 @@ class StoreWriter:
         payload = encode_commit(
             SessionCommit(
                 turns=tuple(placed),
-                label=self._seats.label,
+                label=self._leases.label,
                 reply_id=run.joint_reply_id,
                 request=self._mark(run),
                 ledger=() if row is None else (row,),

@@ -17,7 +17,7 @@ from stenograph.model.tokenizer import Span
 from stenograph.session.opening import Tokenization, json_of, num_kept_of, truncated
 from stenograph.session.services import TurnServices
 from stenograph.session.steps import TurnRun
-from stenograph.session.strand import Seats, Strand
+from stenograph.session.strand import Leases, Strand
 from stenograph.session.turn import RequestRun, TurnOutcome
 from stenograph.text.grammar.held import BeforeAnswer
 from stenograph.text.plain import PlainParser
@@ -40,7 +40,7 @@ class CompletionOpening:
         request: CompletionRequest,
         index: int,
         *,
-        seats: Seats,
+        leases: Leases,
         services: TurnServices,
         capabilities: Capabilities,
     ) -> None:
@@ -50,7 +50,7 @@ class CompletionOpening:
         self.prompt_blame = Blame(RequestPart.PROMPT, index)
         self._request = request
         self._prompt = request.prompts[index]
-        self._seats = seats
+        self._leases = leases
         self._services = services
         self._renderer = services.renderer
         self._capabilities = capabilities
@@ -70,7 +70,7 @@ class CompletionOpening:
         if not ids:
             raise InvalidRequest("The prompt is empty: it must have at least one token.", blame=self.prompt_blame)
         self._ids = ids
-        self._strand = self._seats.of_ids(ids)
+        self._strand = self._leases.of_ids(ids)
         return self._strand.history.position_ids(ids)
 
     async def render(self, attachment: Attachment) -> Prompt:
@@ -122,11 +122,11 @@ class CompletionOpening:
 
 
 def completions(
-    request: CompletionRequest, *, seats: Seats, services: TurnServices, capabilities: Capabilities
+    request: CompletionRequest, *, leases: Leases, services: TurnServices, capabilities: Capabilities
 ) -> list[CompletionOpening]:
-    """The opening of each prompt's turn. A turn takes its seat when its ids are known."""
+    """The opening of each prompt's turn. A turn takes its lease when its ids are known."""
     return [
-        CompletionOpening(request, index, seats=seats, services=services, capabilities=capabilities)
+        CompletionOpening(request, index, leases=leases, services=services, capabilities=capabilities)
         for index in range(len(request.prompts))
     ]
 

@@ -48,7 +48,7 @@ class PromptCounter:
         services, strands = self._services, None if session is None else session.strands
         return ChatOpening(
             request,
-            seats=Onlooker(strands, agent_id=agent_id),
+            leases=Onlooker(strands, agent_id=agent_id),
             services=services,
             capabilities=services.engine.capabilities,
             opened_at=services.clock.wall() if session is None else session.created_at,

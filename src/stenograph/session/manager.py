@@ -36,7 +36,7 @@ from stenograph.session.session import Session
 from stenograph.session.sessions import Sessions
 from stenograph.session.shelf import Shelf
 from stenograph.session.steps import TurnRun
-from stenograph.session.strand import Seats
+from stenograph.session.strand import Leases
 from stenograph.session.turn import RequestRun, TurnOutcome
 from stenograph.session.watch import Delivery, RequestTask, Watch
 from stenograph.trajectory.canonical import rewritten
@@ -134,7 +134,7 @@ class SessionManager:
 
         Raises as `admit` if anything changed since, InvalidRequest and LimitExceeded for prompts that it cannot have,
         SessionBusy of a strand, and BudgetSpent of a session that says so; nothing but the place is held then. The
-        seats and the place are given back when the task ends, however it ends. A request that repeats one that came
+        leases and the place are given back when the task ends, however it ends. A request that repeats one that came
         while it was decoded watches that one.
         """
         session, stages = place.session, place.stages
@@ -148,17 +148,17 @@ class SessionManager:
         request, request_json = decoded
         place.fit(request)
         stages.mark(Stage.DECODE, self._clock.monotonic())
-        seats = self._seats(session, request, caller)
+        leases = self._leases(session, request, caller)
         try:
-            sent = self.as_sent(request, session, seats.agent_id)
-            run = self._request_run(place, seats, caller, sent, request_json)
-            spent = seats.spent
+            sent = self.as_sent(request, session, leases.agent_id)
+            run = self._request_run(place, leases, caller, sent, request_json)
+            spent = leases.spent
             if spent is None and session is not None and session.is_limited:
                 spent = spent_budget(session, run)
             if spent is not None:
                 run.refuse(spent)
         except BaseException:
-            seats.give_back()
+            leases.give_back()
             raise
         task = asyncio.get_running_loop().create_task(run.run(), name=f"turn-{run.request_id}")
         all_stages = tuple(map(attrgetter("stages"), run.turns))
@@ -236,12 +236,12 @@ class SessionManager:
             why = "The turn was stopped because the server is shutting down; nothing of it was kept."
             turn.abandon(Draining(why, retry_after_s=5.0))
 
-    def _writer(self, place: Place, seats: Seats, caller: Caller) -> StoreWriter | None:
+    def _writer(self, place: Place, leases: Leases, caller: Caller) -> StoreWriter | None:
         """The way of a request's turns to the store; None if they do not go there."""
         shelf = self.sessions.shelf
         if shelf is None or place.session is None or place.session.tail is None:
             return None
-        return StoreWriter(shelf.store, place.session, seats=seats, identity=place.identity, note=caller.note)
+        return StoreWriter(shelf.store, place.session, leases=leases, identity=place.identity, note=caller.note)
 
     def _repeated(self, session: Session, identity: RequestIdentity) -> Watch | StoredReply | None:
         """The turn of the session that this request asks for again. Raises IdempotencyMismatch."""
@@ -260,15 +260,15 @@ class SessionManager:
                 for turn in session.running:
                     turn.abandon(why)
 
-    def _seats(self, session: Session | None, request: TurnRequest, caller: Caller) -> Seats:
+    def _leases(self, session: Session | None, request: TurnRequest, caller: Caller) -> Leases:
         """The request's places, none of which is taken yet, with what the rules say of it."""
         if session is None:
-            return Seats(None)
+            return Leases(None)
         rules = self._services.kind_rules
         label = rules.label(Sighting(headers=caller.headers, path=caller.path, request=request))
         if label.kind is not None:
             caller.note.labelled(label)
-        return Seats(
+        return Leases(
             session.strands,
             agent_id=rules.agent_id(caller.headers) if caller.headers else "",
             label=label,
@@ -324,7 +324,7 @@ class SessionManager:
         if session is not None:
             session.ended(turn, now=self._clock.monotonic(), committed=reports[0].end is TurnEnd.COMMITTED)
             self.sessions.chatted(session)
-        run.seats.give_back()
+        run.leases.give_back()
         error = None if task.cancelled() else task.exception()
         logged = error
         for one, report in zip(run.turns, reports, strict=True):
@@ -337,19 +337,19 @@ class SessionManager:
             caller.trace.ended(run, reports, None if session is None else session.id, error)
 
     def _request_run(
-        self, place: Place, seats: Seats, caller: Caller, request: TurnRequest, request_json: bytes
+        self, place: Place, leases: Leases, caller: Caller, request: TurnRequest, request_json: bytes
     ) -> RequestRun:
-        """A request under the options of its session. A chat takes its seat. Raises SessionBusy."""
+        """A request under the options of its session. A chat takes its lease. Raises SessionBusy."""
         session, stages, services = place.session, place.stages, self._services
         capabilities = services.engine.capabilities
         opened: Sequence[Opening]
         if isinstance(request, ChatRequest):
             opened_at = session.created_at if session is not None else services.clock.wall()
             opened = [
-                ChatOpening(request, seats=seats, services=services, capabilities=capabilities, opened_at=opened_at)
+                ChatOpening(request, leases=leases, services=services, capabilities=capabilities, opened_at=opened_at)
             ]
         else:
-            opened = completions(request, seats=seats, services=services, capabilities=capabilities)
+            opened = completions(request, leases=leases, services=services, capabilities=capabilities)
         salt = session.options.cache_salt if session else CacheSalt.at(services.cache_salt, self.weights.version)
         turns: list[TurnRun] = []
         reply_id, is_one = "", len(opened) == 1
@@ -363,7 +363,7 @@ class SessionManager:
                     request=request,
                     request_json=request_json,
                     opening=opening,
-                    seats=seats,
+                    leases=leases,
                     affinity_key=session.id if session is not None else None,
                     stages=stages if is_one else StageTimes(start=stages.start, ends=dict(stages.ends)),
                     services=services,
@@ -377,9 +377,9 @@ class SessionManager:
             turns,
             joint_reply_id=None if is_one else reply_id,
             request=request,
-            seats=seats,
+            leases=leases,
             may_commit=session is not None,
             budgets=NO_BUDGETS if session is None else session.options.budgets,
             services=services,
-            writer=self._writer(place, seats, caller),
+            writer=self._writer(place, leases, caller),
         )

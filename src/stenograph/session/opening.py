@@ -34,7 +34,7 @@ from stenograph.offload.pool import INLINE_BELOW_BYTES
 from stenograph.session.reply_buffer import READ_AT_ONCE
 from stenograph.session.services import TurnServices
 from stenograph.session.settings import OverBudget
-from stenograph.session.strand import Seats, Strand, chapter_of
+from stenograph.session.strand import Leases, Strand, chapter_of
 from stenograph.text.grammar.held import BeforeAnswer, Holder
 from stenograph.text.reading import Parser
 from stenograph.text.renderer import Bridge
@@ -125,13 +125,13 @@ class ChatOpening:
         self,
         request: ChatRequest,
         *,
-        seats: Seats,
+        leases: Leases,
         services: TurnServices,
         capabilities: Capabilities,
         opened_at: float,
     ) -> None:
         self.tokenization: Tokenization | None = None
-        if seats.strands is None and services.tokenizer is not None:
+        if leases.strands is None and services.tokenizer is not None:
             self.tokenization = Tokenization(services.tokenizer, services.clock)
         self.tool_choice = request.tool_choice
         self.parallel_tool_calls = request.parallel_tool_calls
@@ -140,8 +140,8 @@ class ChatOpening:
             template_kwargs=request.template_kwargs,
             day=Day.of(opened_at) if services.renderer.writer.reads_date else None,
         )
-        self.strand = seats.of_chat(request, self.context)
-        self._seats = seats
+        self.strand = leases.of_chat(request, self.context)
+        self._leases = leases
         self._request = request
         self._services = services
         self._renderer = services.renderer
@@ -161,8 +161,8 @@ class ChatOpening:
         unknown = messages[num_known:]
         num_bytes = CHECK_BYTES * len(unknown) + (0 if history.latest is None else num_compared(unknown))
 
-        takes_any_result = self._seats.strands is not None and self._seats.strands.compat is Compat.MILES
-        others = [] if strand.number is not None else self._seats.before(strand, messages)
+        takes_any_result = self._leases.strands is not None and self._leases.strands.compat is Compat.MILES
+        others = [] if strand.number is not None else self._leases.before(strand, messages)
         for _, line in others:
             num_bytes += CHECK_BYTES * len(line)
 
@@ -173,7 +173,7 @@ class ChatOpening:
                 return attachment, None
             earlier = chapter_of(others, self._request, context) if others else None
             if attachment.has_other_reply and strand.key is not None:
-                earlier = self._seats.continued_by_fork(strand, attachment, self._request, context)
+                earlier = self._leases.continued_by_fork(strand, attachment, self._request, context)
                 attachment = replace(attachment, parent=None, new_messages=messages, revision=0)
             parent = attachment.parent
             self._renderer.check_messages(
@@ -188,7 +188,7 @@ class ChatOpening:
         if attachment.adds_nothing:
             return attachment
         if attachment.has_other_reply and strand.key is not None:
-            self.strand = self._seats.fork(strand)
+            self.strand = self._leases.fork(strand)
         if earlier is not None:
             self.strand.continues, self.strand.chapter = earlier, earlier.chapter + 1
         parent = attachment.parent

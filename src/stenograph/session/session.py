@@ -150,7 +150,7 @@ class Session:
         return ttl_s is not None and not self.is_busy and not self.is_closing and now - self._last_chat >= ttl_s
 
     def refuse_new(self) -> None:
-        """Begin to be deleted: every turn is refused from now on. Those that run keep their seats until they end, and
+        """Begin to be deleted: every turn is refused from now on. Those that run keep their leases until they end, and
         commit nothing."""
         self.is_closing = True
         for turn in self._running.values():
@@ -250,7 +250,7 @@ class Session:
                 budget=run.remaining,
                 delivery=turn.delivery,
             )
-        self._keep(reply, run.seats.taken, turn.order, self.num_started, is_superseded=turn.is_superseded)
+        self._keep(reply, run.leases.taken, turn.order, self.num_started, is_superseded=turn.is_superseded)
         self.release_delivered(turn.request_id)
 
     def _keep(

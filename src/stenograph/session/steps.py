@@ -38,7 +38,7 @@ from stenograph.session.opening import Opening
 from stenograph.session.reply_buffer import READ_AT_ONCE, ReplyBuffer, TurnMeter, parts_of
 from stenograph.session.services import TurnServices
 from stenograph.session.settings import OverBudget
-from stenograph.session.strand import Seats
+from stenograph.session.strand import Leases
 from stenograph.session.unsampled import empty_reply
 from stenograph.text.grammar.held import Holder, held_grammar
 from stenograph.text.reading import Parser
@@ -58,7 +58,7 @@ class TurnRun:
         request: TurnRequest,
         request_json: bytes,
         opening: Opening,
-        seats: Seats,
+        leases: Leases,
         affinity_key: str | None,
         stages: StageTimes,
         services: TurnServices,
@@ -76,9 +76,9 @@ class TurnRun:
         self._request_json = request_json
         self.opening = opening
         """Finds where it attaches: its strand is there, once it is positioned."""
-        self.kind = seats.label.kind
+        self.kind = leases.label.kind
         """The kind that a rule says of its request; None if none does."""
-        self._seats = seats
+        self._leases = leases
         self._affinity_key = affinity_key
         self._services = services
         self._wants_support = wants_support
@@ -274,9 +274,9 @@ class TurnRun:
         capabilities = self.capabilities
         if is_kept:
             turn, strand = self._made or self._make(sampled, now), self.opening.strand
-            assert self._seats.strands is not None, "a turn without a session is not kept"
+            assert self._leases.strands is not None, "a turn without a session is not kept"
             request = self._request if isinstance(self._request, ChatRequest) else None
-            node, replaced = self._seats.strands.commit(strand, attachment, turn, prompt, self._seats.label, request)
+            node, replaced = self._leases.strands.commit(strand, attachment, turn, prompt, self._leases.label, request)
             self.node_id, self.rewrites = node.id, turn.rewrites
             if replaced:
                 self.discarded = tuple(gone.turn for gone in replaced)

@@ -62,7 +62,7 @@ class Strand(Struct, eq=False, kw_only=True):
     label: Label = UNLABELLED
     last_kind: StrandKind | None = None
     num_running: int = 0
-    """Turns that run on it: the leases that `Seats` hold."""
+    """Turns that run on it: the leases that requests hold."""
 
     def __repr__(self) -> str:
         return f"<Strand {self.number} {self.history!r} running={self.num_running}>"
@@ -340,7 +340,7 @@ class Strands:
         return Strand(history=history, session_id=self.session_id, exclusive=True, key=key, agent_id=agent_id)
 
 
-class Seats(Struct, eq=False):
+class Leases(Struct, eq=False):
     """The places of one request's turns in the strands of its session, each a lease of its strand. Give them back.
 
     `strands` None: the request has no session, and each turn a strand that nobody else sees. `agent_id` is the client's
@@ -360,7 +360,7 @@ class Seats(Struct, eq=False):
     """The reason for which a chat has no place: its session has all its strands. Refuse the request by it."""
 
     def __repr__(self) -> str:
-        return f"<Seats {self.num_leases}>"
+        return f"<Leases {self.num_leases}>"
 
     @property
     def session_id(self) -> SessionId | None:
@@ -429,7 +429,7 @@ class Seats(Struct, eq=False):
         return strand
 
 
-class Onlooker(Seats):
+class Onlooker(Leases):
     """A request that makes no turn: it looks at its place and takes none, so that it never waits and is never refused
     for another that runs."""
 

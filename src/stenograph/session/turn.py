@@ -11,8 +11,8 @@
 What each step does to the turn is in steps.py. A completion with several prompts has a turn for each (completion.py).
 
 Invariants. Nothing is committed unless everything before it succeeded, and the commit is one synchronous step. Where
-there is a store, the turn is durable before it, and the step is taken when that is known. Nothing but the leases of its
-seats is held across an await. Cancelling the task abandons a request; once its turn is on its way to the disk it is not
+there is a store, the turn is durable before it, and the step is taken when that is known. Nothing but the leases is
+held across an await. Cancelling the task abandons a request; once its turn is on its way to the disk it is not
 cancelled. An abort is asked of the engine, which answers with what it has sampled; only if it does not, within the
 grace time, is the request ended without it.
 """
@@ -39,7 +39,7 @@ from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.sampling_rules import blame_session
 from stenograph.session.services import TurnServices
 from stenograph.session.steps import TurnRun
-from stenograph.session.strand import Seats
+from stenograph.session.strand import Leases
 from stenograph.session.weights import PAUSED_RETRY_S
 
 NO_DEADLINE_S = 10 * 365 * 86400.0
@@ -93,7 +93,7 @@ class RequestRun:
         turns: Sequence[TurnRun],
         *,
         request: TurnRequest,
-        seats: Seats,
+        leases: Leases,
         may_commit: bool,
         budgets: Budgets,
         services: TurnServices,
@@ -108,7 +108,7 @@ class RequestRun:
         """By which the client knows the replies of several turns."""
         self.request = request
         self.remaining = Remaining()
-        self.seats = seats
+        self.leases = leases
         self.may_commit = may_commit
         self.is_work = True
         """Whether its turns are of the session's work, which `max_turns` counts."""
@@ -206,7 +206,7 @@ class RequestRun:
         most = self._budgets.max_total_tokens
         if most is None:
             return None
-        num_before = self.seats.num_tokens_before([(turn.opening.strand, turn.attachment) for turn in self.turns])
+        num_before = self.leases.num_tokens_before([(turn.opening.strand, turn.attachment) for turn in self.turns])
         return most - num_before - sum(turn.num_new_tokens for turn in self.turns)
 
     async def _let_in(self) -> None:
@@ -260,7 +260,7 @@ class RequestRun:
         """Sample nothing when it is run: its client gets an empty reply. Raises the error where that is the answer."""
         if self._budgets.over_limit is not OverLimit.STOP:
             raise spent
-        self.seats.give_back()
+        self.leases.give_back()
         self._spent = spent
 
     def _stopped(self, spent: BudgetSpent) -> TurnOutcome:

@@ -8,7 +8,7 @@ from stenograph.core.errors import SessionBusy
 from stenograph.core.kinds import AfterLength, HistoryKind
 from stenograph.core.messages import Message, Role
 from stenograph.core.types import SessionId
-from stenograph.session.strand import Seats, Strands
+from stenograph.session.strand import Leases, Strands
 from stenograph.trajectory.matching import StrictMatcher
 from stenograph.trajectory.turn import PromptContext
 
@@ -21,19 +21,19 @@ class LeaseMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.strands = Strands(SessionId("s"), HistoryKind.LINEAR, StrictMatcher(), AfterLength.CLOSE)
-        self.held: Seats | None = None
-        self.old: list[Seats] = []
+        self.held: Leases | None = None
+        self.old: list[Leases] = []
 
     @rule()
     def lease(self) -> None:
-        seats = Seats(self.strands)
+        leases = Leases(self.strands)
         if self.held is not None:
             with pytest.raises(SessionBusy, match="Session s is generating another turn"):
-                seats.of_chat(REQUEST, PromptContext())
-            seats.give_back()
+                leases.of_chat(REQUEST, PromptContext())
+            leases.give_back()
         else:
-            seats.of_chat(REQUEST, PromptContext())
-            self.held = seats
+            leases.of_chat(REQUEST, PromptContext())
+            self.held = leases
 
     @precondition(lambda self: self.held is not None)
     @rule()

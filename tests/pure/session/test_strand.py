@@ -14,7 +14,7 @@ from stenograph.core.errors import HistoryMismatch, SessionBusy, TruncatedGenera
 from stenograph.core.kinds import AfterLength, HistoryKind
 from stenograph.core.messages import Message, Role, Tool
 from stenograph.core.types import Finish, FinishReason, Prompt, RequestId, SampledTurn, SessionId, token_ids
-from stenograph.session.strand import NUM_KNOWN, Seats, Strand, Strands
+from stenograph.session.strand import NUM_KNOWN, Leases, Strand, Strands
 from stenograph.trajectory.history import Attachment
 from stenograph.trajectory.matching import HarnessMatcher, StrictMatcher
 from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext, TurnStatus, line_ids, line_messages
@@ -80,7 +80,7 @@ class Line:
 class Seat:
     """A request that has its seat."""
 
-    seats: Seats
+    leases: Leases
     line: Line
     request: ChatRequest | None
     context: PromptContext
@@ -88,7 +88,7 @@ class Seat:
 
 
 class StrandsMachine(RuleBasedStateMachine):
-    """Chats and completions take seats, commit or fail, and give back, in any order."""
+    """Chats and completions take leases, commit or fail, and give back, in any order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,13 +134,13 @@ class StrandsMachine(RuleBasedStateMachine):
     def take(self, opening: Opening, request: ChatRequest, context: PromptContext) -> None:
         agent, _, _ = opening
         line = next((line for line in self.lines if line.opening is not None and same(line.opening, opening)), None)
-        seats = Seats(self.strands, agent_id=agent)
+        leases = Leases(self.strands, agent_id=agent)
         if line is not None and line.is_held:
             with pytest.raises(SessionBusy):
-                seats.of_chat(request, context)
-            seats.give_back()
+                leases.of_chat(request, context)
+            leases.give_back()
             return
-        real = seats.of_chat(request, context)
+        real = leases.of_chat(request, context)
         if line is None:
             assert (real.number, list(real.history.nodes), real.agent_id) == (None, [], agent)
             assert real not in [other.real for other in self.lines]
@@ -149,7 +149,7 @@ class StrandsMachine(RuleBasedStateMachine):
             self.lines.append(line)
         assert real is line.real
         line.is_held = True
-        self.seats.append(Seat(seats, line, request, context))
+        self.seats.append(Seat(leases, line, request, context))
 
     @rule(data=st.data(), extra=st.lists(st.integers(900, 901), min_size=1, max_size=2))
     def complete(self, data: st.DataObject, extra: list[int]) -> None:
@@ -159,20 +159,20 @@ class StrandsMachine(RuleBasedStateMachine):
         ids = ids[: len(ids) - data.draw(st.sampled_from([0, 0, 0, 1, 3]), label="cut")] + token_ids(extra)
         matching = [line for line in self.kept if ids[: line.nodes[-1].num_tokens] == line_ids(line.nodes[-1])]
         best = max(matching, key=lambda line: line.nodes[-1].num_tokens, default=None)
-        seats = Seats(self.strands)
+        leases = Leases(self.strands)
         if best is not None and best.is_held:
             with pytest.raises(SessionBusy):
-                seats.of_ids(ids)
-            seats.give_back()
+                leases.of_ids(ids)
+            leases.give_back()
             return
-        real = seats.of_ids(ids)
+        real = leases.of_ids(ids)
         if best is None:
             assert (real.number, list(real.history.nodes), real.key) == (None, [], None)
             best = Line(None, real)
             self.lines.append(best)
         assert real is best.real
         best.is_held = True
-        self.seats.append(Seat(seats, best, None, PromptContext(), ids))
+        self.seats.append(Seat(leases, best, None, PromptContext(), ids))
 
     @precondition(lambda self: self.seats)
     @rule(data=st.data(), num_drawn=st.integers(0, 3))
@@ -187,15 +187,15 @@ class StrandsMachine(RuleBasedStateMachine):
         keep = line.nodes.index(at.parent) + 1 if at.parent is not None else 0
         replaced = line.nodes[keep:]
         stays = sum(other.num_tokens for other in self.lines) - sum(node.turn.num_tokens for node in replaced)
-        assert seat.seats.num_tokens_before([(line.real, at)]) == stays
-        assert seat.seats.num_tokens_before([]) == self.strands.num_tokens
+        assert seat.leases.num_tokens_before([(line.real, at)]) == stays
+        assert seat.leases.num_tokens_before([]) == self.strands.num_tokens
         drawn = [self.num_drawn + 1 + number for number in range(num_drawn)]
         self.num_drawn += num_drawn
         before = line_ids(at.parent)
         ids = before + token_ids([0]) if seat.ids is None else seat.ids
         turn = turn_of(at.new_messages, ids[len(before) :].tolist(), drawn, f"reply {self.num_drawn}", seat.context)
         prompt = Prompt.of(ids, num_kept=len(before))
-        node, gone = self.strands.commit(line.real, at, turn, prompt, seat.seats.label, seat.request)
+        node, gone = self.strands.commit(line.real, at, turn, prompt, seat.leases.label, seat.request)
         assert list(gone) == replaced
         line.nodes = [*line.nodes[:keep], node]
         self.discarded += replaced
@@ -223,8 +223,8 @@ class StrandsMachine(RuleBasedStateMachine):
         return seat
 
     def give_back(self, seat: Seat) -> None:
-        seat.seats.give_back()
-        seat.seats.give_back()
+        seat.leases.give_back()
+        seat.leases.give_back()
         seat.line.is_held = False
         if not seat.line.nodes:
             self.lines.remove(seat.line)
@@ -267,14 +267,14 @@ def test_a_session_of_another_kind_has_one_strand_whatever_a_request_begins_with
     assert strands.of_ids(token_ids([1])) is only
     assert not strands.kept
     assert not strands.nodes
-    seats = Seats(strands)
-    seats.of_ids(token_ids([1]))
+    leases = Leases(strands)
+    leases.of_ids(token_ids([1]))
     if kind is HistoryKind.LINEAR:
         with pytest.raises(SessionBusy):
-            Seats(strands).of_ids(token_ids([2]))
+            Leases(strands).of_ids(token_ids([2]))
     else:
-        Seats(strands).of_ids(token_ids([2]))
-    seats.give_back()
+        Leases(strands).of_ids(token_ids([2]))
+    leases.give_back()
     assert strands.of_ids(token_ids([3])) is only, "it is not forgotten without a turn"
 
 
@@ -289,16 +289,17 @@ def test_white_space_makes_no_other_opening_where_the_matcher_sees_none() -> Non
 
 
 def test_without_a_session_each_turn_has_a_strand_that_nobody_else_sees() -> None:
-    seats = Seats(None)
+    leases = Leases(None)
     request = ChatRequest(messages=(user("a"),))
-    found = [seats.of_chat(request, PromptContext()), seats.of_chat(request, PromptContext()), seats.of_ids(array("i"))]
+    chats = [leases.of_chat(request, PromptContext()) for _ in range(2)]
+    found = [*chats, leases.of_ids(array("i"))]
     assert len({id(strand) for strand in found}) == 3
-    assert seats.num_tokens_before([]) == 0
-    seats.give_back()
+    assert leases.num_tokens_before([]) == 0
+    leases.give_back()
 
 
 def test_that_one_strand_was_too_many_is_noted_without_the_request() -> None:
-    seats = Seats(strands_of(HistoryKind.STRANDS), max_strands=0)
-    seats.of_chat(ChatRequest(messages=(user("a"),)), PromptContext())
-    assert seats.spent is not None
-    assert seats.spent.__traceback__ is None, "its frames hold the request's bytes, and its connection"
+    leases = Leases(strands_of(HistoryKind.STRANDS), max_strands=0)
+    leases.of_chat(ChatRequest(messages=(user("a"),)), PromptContext())
+    assert leases.spent is not None
+    assert leases.spent.__traceback__ is None, "its frames hold the request's bytes, and its connection"
