@@ -99,7 +99,7 @@ def write_tiny_gguf(
     writer.add_rope_freq_base(ROPE_THETA)
     writer.add_rope_dimension_count(HEAD_DIM)
     writer.add_layer_norm_rms_eps(RMS_EPS)
-    _add_tokenizer(writer)
+    add_tokenizer(writer)
     for name, tensor in tiny_tensors(seed).items():
         data = (
             _permuted(tensor, HEADS if "q_proj" in name else KV_HEADS)
@@ -118,7 +118,8 @@ def write_tiny_gguf(
     return path
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter) -> None:
+def add_tokenizer(writer: gguf.GGUFWriter) -> None:
+    """The tiny tokenizer and its chat template, as metadata of a file."""
     model = json.loads(tiny_tokenizer_json(VOCAB))["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].get)
     writer.add_tokenizer_model("gpt2")

@@ -138,6 +138,7 @@ async def running(
     counters: Sequence[CountDialect] = (),
     store: SessionStore | None = None,
     mark: ModelMark | None = None,
+    moe_shape: tuple[int, int] = (2, 2),
     listener: socket.socket | None = None,
     **settings: Any,
 ) -> AsyncIterator[tuple[str, SessionManager]]:
@@ -157,7 +158,7 @@ async def running(
         pool=pool,
         model="tiny",
         clock=clock or SystemClock(),
-        moe_shape=(2, 2),
+        moe_shape=moe_shape,
         body_slots=slots,
         spoken=replace(spoken, turns=(*spoken.turns, *also), counters=(*spoken.counters, *counters)),
         store=store,

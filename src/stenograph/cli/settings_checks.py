@@ -31,8 +31,8 @@ def check_together(settings: Settings) -> None:
             "--engine-url is set, but --engine is embedded, which has no address: say which engine it is,"
             " for instance --engine sglang"
         )
-    if is_embedded and settings.replay is not ReplayKind.NONE:
-        raise StartupError("--replay is set, but the embedded engine has no experts to replay")
+    if is_embedded and settings.replay in (ReplayKind.INDEXER_TOPK, ReplayKind.ALL):
+        raise StartupError(f"--replay is {settings.replay}, but the embedded engine reports routed_experts alone")
     if is_embedded and settings.engine_logprobs is not None:
         raise StartupError("--engine-logprobs is set, but the embedded engine reports all kinds")
     if is_embedded and settings.reply is not ReplyMode.PASSTHROUGH:

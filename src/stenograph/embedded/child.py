@@ -190,7 +190,9 @@ class LoadedEngine:
             case Generate():
                 if command.params.stop:
                     self.tokenizer()  # here, where no step waits for it
-                self.loop.add_request(command.prompt(), command.params, command.request_id)
+                self.loop.add_request(
+                    command.prompt(), command.params, command.request_id, routes_from=command.routes_from
+                )
             case TokenizeText():
                 self.texts.tokenize(command)
             case Abort():
@@ -214,6 +216,8 @@ def load(path: Path, options: EmbeddedOptions, emit: Emit, send: SendEvents) -> 
         num_kv_tokens=limits.num_kv_rows,
     )
     vocab_size = forward.config.vocab_size
+    if options.reports_routes and forward.config.mixture is None:
+        raise StartupError(f"--replay is routed_experts, but {path} is a dense model, without experts to report")
     if options.num_ids > vocab_size:
         raise StartupError(f"{path}: the tokenizer has {options.num_ids} ids, the model {vocab_size}")
     tokenizer = LateTokenizer(files.tokenizer_json, options.encoder)

@@ -137,11 +137,18 @@ class EngineCore:
         return self._num_preempted
 
     def add(
-        self, request_id: RequestId, prompt: "array[int]", params: SamplingParams, times: Times, arrival: int
+        self,
+        request_id: RequestId,
+        prompt: "array[int]",
+        params: SamplingParams,
+        times: Times,
+        arrival: int,
+        *,
+        routes_from: int | None = None,
     ) -> Failed | None:
         """Enqueue a request, ordered by `arrival`. Returns Failed if it can never run, or if the queue is full.
 
-        Cheap: no arithmetic, no compilation.
+        Cheap: no arithmetic, no compilation. The last chunk has the experts of positions from `routes_from` on.
         """
         problem = self._problem(request_id, prompt, params)
         if problem is not None:
@@ -158,6 +165,7 @@ class EngineCore:
             text=self._tokenizer().text_stream(skip_special=True) if params.stop else None,
             times=times,
             vocab_size=self._forward.config.vocab_size,
+            routes_from=routes_from,
         )
         self._wait(sequence)
         return None
@@ -330,6 +338,8 @@ class EngineCore:
             return self._fail(sequence, _engine_failed(error), FailureKind.INTERNAL)
         except BadGrammar as error:
             return self._fail(sequence, f"The grammar failed on a sampled token: {error}")
+        if chunk.ids and (rows := sequence.unreported_rows()):
+            sequence.report(self._forward.routes(rows))
         if chunk.finish is not None:
             return self._end(sequence, chunk)
         return Sampled(request_id=sequence.request_id, chunk=chunk)
@@ -348,7 +358,9 @@ class EngineCore:
             first_token=times.first_token or times.finished,
             finished=times.finished,
         )
-        return Sampled(request_id=sequence.request_id, chunk=replace(chunk, times=engine_times))
+        return Sampled(
+            request_id=sequence.request_id, chunk=replace(chunk, times=engine_times, replay=sequence.replay())
+        )
 
     def _fail(self, sequence: Sequence, message: str, kind: FailureKind = FailureKind.INVALID_REQUEST) -> Failed:
         self._forget(sequence)

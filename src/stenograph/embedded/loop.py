@@ -50,7 +50,14 @@ class Core(Protocol):
         ...
 
     def add(
-        self, request_id: RequestId, prompt: "array[int]", params: SamplingParams, times: Times, arrival: int
+        self,
+        request_id: RequestId,
+        prompt: "array[int]",
+        params: SamplingParams,
+        times: Times,
+        arrival: int,
+        *,
+        routes_from: int | None = None,
     ) -> Failed | None:
         """Enqueue, ordered by `arrival`; from now on the core stamps `times`. Returns Failed for a refused request."""
         ...
@@ -87,6 +94,7 @@ class _Request:
     arrival: int
     params: SamplingParams
     times: Times
+    routes_from: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,15 +153,22 @@ class EngineLoop:
     # -- from any thread
 
     def add_request(
-        self, prompt: "str | array[int]", params: SamplingParams, request_id: RequestId | None = None
+        self,
+        prompt: "str | array[int]",
+        params: SamplingParams,
+        request_id: RequestId | None = None,
+        *,
+        routes_from: int | None = None,
     ) -> RequestId:
         """Enqueue a request, of text or of ids, and return its id. Its outcome arrives as events.
+
+        The last chunk has the experts of its positions from `routes_from` on; of none if that is None.
 
         Raises EngineUnavailable once the loop is closed, and ValueError for the id of a request that has not ended;
         then no request is made, and no event follows.
         """
         submitted = self._clock.monotonic()
-        request, refused = self._register(params, request_id, submitted)
+        request, refused = self._register(params, request_id, submitted, routes_from)
         if refused is not None:
             self._inbox.put(_Arrived(request, refused, submitted))
         elif isinstance(prompt, str):
@@ -236,7 +251,7 @@ class EngineLoop:
     # -- submission
 
     def _register(
-        self, params: SamplingParams, request_id: RequestId | None, submitted: float
+        self, params: SamplingParams, request_id: RequestId | None, submitted: float, routes_from: int | None
     ) -> tuple[_Request, EngineUnavailable | None]:
         """Make the request. From here on it gets exactly one final event, even if it is refused as one too many."""
         with self._lock:
@@ -254,6 +269,7 @@ class EngineLoop:
                 arrival=self._num_submitted,
                 params=params,
                 times=Times(submitted=submitted),
+                routes_from=routes_from,
             )
             self._arriving[request.request_id] = request
         return request, refused
@@ -326,7 +342,14 @@ class EngineLoop:
                 retry_after_s=tokenized.retry_after_s,
             )
         request.times.tokenized = arrived.at
-        failed = core.add(request_id, tokenized, request.params, request.times, request.arrival)
+        failed = core.add(
+            request_id,
+            tokenized,
+            request.params,
+            request.times,
+            request.arrival,
+            routes_from=request.routes_from,
+        )
         if failed is None:
             with self._lock:
                 self._in_core[request_id] = self._arriving.pop(request_id)

@@ -15,7 +15,8 @@ FIRST_VERSION = "0"
 class EmbeddedOptions:
     """`threads` are BLAS threads; `torch_device` and `torch_dtype` count where `forward` is torch. `tokenize_workers`
     are threads that make ids of text, with the library `encoder`, which is the server's, as are its tokenizer's
-    `num_ids` ids (0: not known). `weight_version` names the
+    `num_ids` ids (0: not known). `reports_routes`: its server asks for the experts of tokens, so the model has to be a
+    mixture of experts. `weight_version` names the
     weights; `weights` is where they are if not with the model. The rest bounds the engine: see
     `EngineLimits`."""
 
@@ -31,6 +32,7 @@ class EmbeddedOptions:
     tokenize_workers: int = 0
     encoder: EncoderKind = EncoderKind.REFERENCE
     num_ids: int = 0
+    reports_routes: bool = False
     weight_version: str = FIRST_VERSION
     weights: str | None = None
 

@@ -4,6 +4,7 @@ Owns a request's sampler, guide, stop strings and ids, and holds the table of it
 preempted (its table goes, everything else stays) and run again. Knows nothing of the batch that it is in.
 """
 
+import base64
 from array import array
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
@@ -12,8 +13,8 @@ import numpy as np
 
 from stenograph.core.logprobs import has_support
 from stenograph.core.support import SupportWriter
-from stenograph.core.types import Chunk, Finish, FinishReason, RequestId, SamplingParams, TopLogprob
-from stenograph.embedded.forward.base import LogitsFor, Segment
+from stenograph.core.types import Chunk, Finish, FinishReason, Replay, RequestId, SamplingParams, TopLogprob
+from stenograph.embedded.forward.base import LogitsFor, Routes, RowSpan, Segment
 from stenograph.embedded.forward.weights import F32Array
 from stenograph.embedded.grammar.base import CompiledGrammar
 from stenograph.embedded.grammar.guide import Guide
@@ -72,7 +73,9 @@ class Sequence:
         text: "TextStream | None",
         times: Times,
         vocab_size: int,
+        routes_from: int | None = None,
     ) -> None:
+        """`routes_from`: the first position whose experts are collected in `routes`; None: none are."""
         self.request_id = request_id
         self.arrival = arrival
         self.grammar = grammar
@@ -91,6 +94,8 @@ class Sequence:
         self._wants_top = params.num_top_logprobs > 0
         self._stops = StopWatcher(params.stop, text, min_tokens=params.min_tokens)
         self._num_sampled = 0
+        self._routes_from = routes_from
+        self._routes: list[Routes] = []
 
     def __repr__(self) -> str:
         return (
@@ -155,6 +160,26 @@ class Sequence:
             num_cached_tokens=self.num_cached_tokens,
             weight_version=weight_version,
         )
+
+    def unreported_rows(self) -> tuple[RowSpan, ...]:
+        """The rows that computed the token just sampled and have not been reported: at first those of all positions
+        from the one that was asked for, then the last position's, whatever was computed again meanwhile."""
+        if self._routes_from is None or self.table is None:
+            return ()
+        first = self._routes_from if self._num_sampled == 1 else len(self.ids) - 2
+        return self.table.spans(len(self.ids) - 1, first)
+
+    def report(self, routes: Routes | None) -> None:
+        """Take the experts that `unreported_rows` have; None: the model has none."""
+        if routes is not None:
+            self._routes.append(routes)
+
+    def replay(self) -> Replay | None:
+        """The experts of all positions from the one that was asked for that computed a token; None if none did."""
+        if not self._routes or self._routes_from is None:
+            return None
+        int32 = np.concatenate(self._routes).astype("<i4")
+        return Replay(routed_experts=base64.b64encode(int32.tobytes()).decode(), first_row=self._routes_from)
 
     def _without_stops(self, allowed: Allowed | None, vocab_size: int) -> Allowed | None:
         """The ids [V] that may be sampled while none may end the turn: `allowed` (None: all) less those that would.

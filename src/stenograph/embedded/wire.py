@@ -19,11 +19,13 @@ MAX_FRAME_BYTES = 1 << 30
 
 
 class Generate(msgspec.Struct, frozen=True, tag="generate"):
-    """Begins a generation. `ids` are int32 in the machine's order."""
+    """Begins a generation. `ids` are int32 in the machine's order. `routes_from`: the first position whose
+    experts the last chunk has; None: it has none."""
 
     request_id: RequestId
     ids: bytes
     params: SamplingParams
+    routes_from: int | None = None
 
     def prompt(self) -> "array[int]":
         """The ids as an array."""

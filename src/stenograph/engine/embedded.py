@@ -147,7 +147,7 @@ class EmbeddedEngine(Engine):
         if request.request_id in self._names:
             raise ValueError(f"there is a generation {request.request_id!r} already")
         name = RequestId(f"{request.request_id}#{next(self._numbers)}")
-        command = _command(request, name)
+        command = _command(request, name, reports_routes=self._options.reports_routes)
         answers = self._answers[name] = asyncio.Queue()
         self._names[request.request_id] = name
         self._in_process.add(name)
@@ -401,10 +401,14 @@ class EmbeddedEngine(Engine):
             self._commands.write(command)
 
 
-def _command(request: GenerateRequest, name: RequestId) -> bytes:
+def _command(request: GenerateRequest, name: RequestId, *, reports_routes: bool) -> bytes:
     """The command that starts a generation in the process. Raises InvalidRequest for text that has no UTF-8."""
+    prompt = request.prompt
+    routes_from = prompt.first_new_row if reports_routes else None
     try:
-        return frame(Generate(request_id=name, ids=request.prompt.ids.tobytes(), params=request.params))
+        return frame(
+            Generate(request_id=name, ids=prompt.ids.tobytes(), params=request.params, routes_from=routes_from)
+        )
     except UnicodeEncodeError as error:
         raise InvalidRequest(f"A stop string or grammar has no UTF-8: {error}") from error
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from stenograph.core.settings import Switch
 from stenograph.embedded.options import FIRST_VERSION, EmbeddedOptions
 from stenograph.engine.embedded import EmbeddedEngine
+from stenograph.engine.settings import ReplayKind
 from stenograph.http.settings import Settings
 from stenograph.model.settings import EncoderKind
 from stenograph.model.tokenizer import Tokenizer
@@ -29,5 +30,6 @@ def embedded_options(settings: Settings, tokenizer: Tokenizer | None) -> Embedde
         tokenize_workers=settings.tokenize_workers,
         encoder=tokenizer.encoder if tokenizer and settings.tokenize_workers else EncoderKind.REFERENCE,
         num_ids=tokenizer.vocab_size if tokenizer else 0,
+        reports_routes=settings.replay is ReplayKind.ROUTED_EXPERTS,
         weight_version=settings.weight_version or FIRST_VERSION,
     )

@@ -143,7 +143,13 @@ def _from_gguf(path: Path, metadata: Mapping[str, object]) -> ModelFiles:
         vocab_size=len(tokens),
         max_context_tokens=_int(metadata, f"{architecture}.context_length"),
         architecture=architecture,
+        moe_shape=_gguf_moe_shape(metadata, architecture),
     )
+
+
+def _gguf_moe_shape(metadata: Mapping[str, object], architecture: str) -> tuple[int, int] | None:
+    top_k = _optional_int(metadata, f"{architecture}.expert_used_count")
+    return (_int(metadata, f"{architecture}.block_count"), top_k) if top_k else None
 
 
 def _tokenizer_json_of_gguf(metadata: Mapping[str, object], tokens: list[str]) -> str:

@@ -207,7 +207,7 @@ async def test_weights_that_do_not_fit_are_refused_and_the_old_ones_go_on(
             (edited(tmp_path / "vocab", base, config={"vocab_size": 321}), "expected (321, 32)"),
             (edited(tmp_path / "layers", base, config={"num_hidden_layers": 2}), "num_layers is 2, the model"),
             (edited(tmp_path / "context", base, config={"max_position_embeddings": 128}), "its context is shorter"),
-            (edited(tmp_path / "kind", base, config={"architectures": ["Qwen2ForCausalLM"]}), "only LlamaForCausalLM"),
+            (edited(tmp_path / "kind", base, config={"architectures": ["Qwen2ForCausalLM"]}), "supported are Llama"),
         ]
     ):
         told_problem = await told(engine, update(folder))

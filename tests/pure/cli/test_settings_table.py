@@ -249,7 +249,7 @@ def test_the_environment_reads_text_as_the_command_line_does(name: str, value: o
     [
         ({"engine": "sglang"}, "--engine sglang needs the address of its server: give --engine-url"),
         ({"engine_url": "http://x"}, "--engine-url is set, but --engine is embedded"),
-        ({"replay": "all"}, "--replay is set, but the embedded engine"),
+        ({"replay": "all"}, "--replay is all, but the embedded engine"),
         ({"engine_api_key": "k"}, "--engine-api-key is set, but the embedded engine takes no key"),
         ({"engine_keys": "k"}, "--engine-keys is set, but the embedded engine takes no key"),
         ({"engine": "vllm", "engine_url": "http://a", "replay": "all"}, "vLLM reports routed_experts alone"),

@@ -66,11 +66,18 @@ class Bench:
         self.failures: dict[str, Failed] = {}
         self._num_added = 0
 
-    def add(self, name: str, prompt: list[int], **params: Any) -> None:
+    def add(self, name: str, prompt: list[int], *, routes_from: int | None = None, **params: Any) -> None:
         self._num_added += 1
         settings = {"max_tokens": 8, "ignore_eos": True, **params}
         times = Times(submitted=float(self._num_added), tokenized=float(self._num_added))
-        failure = self.core.add(RequestId(name), array("i", prompt), SamplingParams(**settings), times, self._num_added)
+        failure = self.core.add(
+            RequestId(name),
+            array("i", prompt),
+            SamplingParams(**settings),
+            times,
+            self._num_added,
+            routes_from=routes_from,
+        )
         if failure is not None:
             self.failures[name] = failure
 

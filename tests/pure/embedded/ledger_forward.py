@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stenograph.embedded.forward.base import LogitsFor, PreparedWeights, Segment
+from stenograph.embedded.forward.base import LogitsFor, PreparedWeights, Routes, RowSpan, Segment
 from stenograph.embedded.forward.weight_memory import WeightMemory
 from stenograph.embedded.forward.weights import F32Array, LlamaConfig, LlamaWeights
 
@@ -85,6 +85,9 @@ class LedgerForward:
 
     def copy_kv(self, source: int, target: int, num_tokens: int) -> None:
         self._entries[target : target + num_tokens] = self._entries[source : source + num_tokens]
+
+    def routes(self, spans: Sequence[RowSpan]) -> Routes | None:
+        return None
 
     def prepare(self, config: LlamaConfig, weights: LlamaWeights) -> LedgerWeights:
         raise AssertionError("these weights are made by their number")

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from standins.tiny.llama import CONTEXT, VOCAB, write_tiny_folder
+from standins.tiny.llama import CONTEXT, LAYERS, VOCAB, write_tiny_folder
+from standins.tiny.mixture import EXPERTS, TOP_K, write_mixture_folder
 from stenograph.core.errors import StartupError
 from stenograph.embedded.forward.base import Forward, LogitsFor, RowSpan, Segment
 from stenograph.embedded.forward.choice import load_forward
@@ -278,3 +279,23 @@ def test_weights_are_read_to_the_memory_of_those_before_only_where_nothing_compu
         memory = forward.swap(prepared).free()
         np.testing.assert_array_equal(forward.forward([line]), expected[at])
         assert (memory is not None) is (device == "cpu" and dtype is TorchDtype.FLOAT32)
+
+
+@pytest.mark.parametrize("normalizes", [True, False])
+def test_a_mixture_has_numpys_logits_and_routes_its_own_and_given(normalizes: bool, tmp_path: Path) -> None:
+    loaded = load_weights(write_mixture_folder(tmp_path / "mixture", normalizes=normalizes))
+    ids, spans = np.array(IDS * 3, np.intc), (RowSpan(2, 2 + 3 * len(IDS)),)
+    others = np.random.default_rng(0).permuted(np.tile(np.arange(EXPERTS), (len(ids), LAYERS, 1)), axis=-1)[..., :TOP_K]
+    others[5:9, 1, 0] = -1
+    for routes in (None, others.astype(np.intc)):
+        made = [Segment(ids=ids, start=0, spans=spans, logits_for=LogitsFor.ALL, routes=routes)]
+        numpy, other = NumpyForward(*loaded, num_kv_tokens=ROWS), TorchForward(*loaded, num_kv_tokens=ROWS)
+        np.testing.assert_allclose(other.forward(made), numpy.forward(made), atol=ATOL)
+        for model in (numpy, other):
+            model.copy_kv(2, 100, 8)
+        for rows in (spans, (RowSpan(4, 6), RowSpan(100, 108))):
+            expected, found = numpy.routes(rows), other.routes(rows)
+            assert expected is not None
+            assert found is not None
+            assert found.dtype == expected.dtype
+            np.testing.assert_array_equal(found, expected)

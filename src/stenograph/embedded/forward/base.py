@@ -7,7 +7,7 @@ So NumPy and torch can each keep keys and values where they compute, and no book
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,10 @@ class LogitsFor(enum.Enum):
     ALL = enum.auto()
 
 
+Routes: TypeAlias = NDArray[np.uint8] | NDArray[np.uint16]
+"""Experts [tokens, layers, top_k] that tokens went to, the likeliest first."""
+
+
 class RowSpan(NamedTuple):
     """Rows [begin, end) of the KV store."""
 
@@ -38,12 +42,16 @@ class Segment:
     `spans` hold positions [0, start + n) in order, none is empty, and no two that lie side by side are apart: what is
     contiguous in the store is one span. The forward writes the keys and values of the last n positions, which no other
     segment may read or write, and reads all; the rows of earlier positions may be shared.
+
+    `routes` [n, layers, top_k] are the experts that its tokens go to, whatever the router says; where the first of them
+    is -1, the router's own. None: the router's own for all.
     """
 
     ids: NDArray[np.intc]
     start: int
     spans: tuple[RowSpan, ...]
     logits_for: LogitsFor = LogitsFor.LAST
+    routes: NDArray[np.intc] | None = None
 
     def __post_init__(self) -> None:
         if not len(self.ids):
@@ -51,6 +59,30 @@ class Segment:
         rows = sum(span.end - span.begin for span in self.spans)
         if rows != self.start + len(self.ids):
             raise ValueError(f"{rows} rows for {self.start} + {len(self.ids)} positions")
+
+
+def given_routes(segments: Sequence[Segment], config: LlamaConfig) -> NDArray[np.intc] | None:
+    """The routes [T, layers, top_k] that a batch's segments give, -1 where they give none; None if none gives any.
+
+    Raises ValueError for routes of another shape, an expert that is not there, and one twice for a token.
+    """
+    if not any(segment.routes is not None for segment in segments):
+        return None
+    if (mixture := config.mixture) is None:
+        raise ValueError("the model has no experts to send tokens to")
+    own = (config.num_layers, mixture.top_k)
+    for segment in segments:
+        if segment.routes is not None and segment.routes.shape != (len(segment.ids), *own):
+            raise ValueError(f"routes have the shape {segment.routes.shape}, not {(len(segment.ids), *own)}")
+    given = np.concatenate(
+        [np.full((len(one.ids), *own), -1, np.intc) if one.routes is None else one.routes for one in segments]
+    )
+    forced = np.sort(given[given[..., 0] >= 0], axis=1)
+    if forced.size and not 0 <= forced.min() <= forced.max() < mixture.num_experts:
+        raise ValueError(f"experts must be from 0 to {mixture.num_experts - 1}")
+    if (forced[:, 1:] == forced[:, :-1]).any():
+        raise ValueError("a token cannot go to one expert twice")
+    return given
 
 
 def logit_rows(segments: Sequence[Segment]) -> NDArray[np.int64]:
@@ -105,6 +137,11 @@ class Forward(Protocol):
         """Copy rows [source, source + num_tokens) of the store to [target, …); they do not overlap."""
         ...
 
+    def routes(self, spans: Sequence[RowSpan]) -> Routes | None:
+        """The experts that the positions in these rows went to when their keys and values were computed; None of a
+        model without experts."""
+        ...
+
     def prepare(self, config: LlamaConfig, weights: LlamaWeights) -> PreparedWeights:
         """Make other weights ready for `swap`. May run on another thread than `forward`, at the same time.
 
@@ -120,7 +157,7 @@ class Forward(Protocol):
 
 def check_same_shape(old: LlamaConfig, new: LlamaConfig) -> None:
     """Raise ValueError, naming the first size that differs, for a model that cannot take the other's place."""
-    for name in ("num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim", "ffn", "vocab_size"):
+    for name in ("num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim", "ffn", "vocab_size", "mixture"):
         ours, theirs = getattr(old, name), getattr(new, name)
         if ours != theirs:
             raise ValueError(f"it has another shape: {name} is {theirs}, the model that runs has {ours}")

@@ -1,8 +1,8 @@
-"""The forward pass of a Llama model over a ragged batch, in NumPy.
+"""The forward pass of a Llama model over a ragged batch, in NumPy, with one MLP a layer or a mixture of experts.
 
-Owns the arithmetic, and the store of keys and values. Tokens of several sequences lie one after another, so that every
-matrix is multiplied once per step; only attention is done sequence by sequence, each over its segment's rows.
-Knows no requests, no blocks, no sampling, no time.
+Owns the arithmetic, and the store of keys and values, with the experts that each position went to. Tokens of several
+sequences lie one after another, so that every matrix is multiplied once per step; only attention is done sequence by
+sequence, each over its segment's rows. Knows no requests, no blocks, no sampling, no time.
 """
 
 import mmap
@@ -10,8 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from stenograph.embedded.forward.base import PreparedWeights, Segment, check_same_shape, logit_rows
+from stenograph.embedded.forward.base import (
+    PreparedWeights,
+    Routes,
+    RowSpan,
+    Segment,
+    check_same_shape,
+    given_routes,
+    logit_rows,
+)
 from stenograph.embedded.forward.weight_memory import WeightMemory
 from stenograph.embedded.forward.weights import F32Array, LayerWeights, LlamaConfig, LlamaWeights
 
@@ -40,6 +49,7 @@ class NumpyForward:
         """Raises ValueError for more tokens than fit into memory. Rows that no token was written to take no memory."""
         self._num_kv_tokens = num_kv_tokens
         self._kv = _zeroed_pages((config.num_layers, 2, config.num_kv_heads, num_kv_tokens, config.head_dim))
+        self._routes = routes_store(config, num_kv_tokens)
         self._max_positions = min(config.max_context, num_kv_tokens)  # each has a row: of no more are angles kept
         self._model = NumpyWeights(config, weights, self._max_positions)
 
@@ -65,22 +75,35 @@ class NumpyForward:
         if min(source, target, num_tokens) < 0 or max(source, target) + num_tokens > self.num_kv_tokens:
             raise ValueError(f"{num_tokens} rows at {source} and {target} of {self.num_kv_tokens}")
         self._kv[:, :, :, target : target + num_tokens] = self._kv[:, :, :, source : source + num_tokens]
+        if self._routes is not None:
+            self._routes[target : target + num_tokens] = self._routes[source : source + num_tokens]
+
+    def routes(self, spans: Sequence[RowSpan]) -> Routes | None:
+        """See `Forward.routes`."""
+        store = self._routes
+        return None if store is None else np.concatenate([store[span.begin : span.end] for span in spans])
 
     def forward(self, segments: Sequence[Segment]) -> F32Array:
         """Logits [rows, vocab], float32: the rows that the segments ask for, in order. Writes the new tokens' KV.
 
         Raises ValueError as every `Forward` does. An id below 0 above all: NumPy would read it from the end.
         """
-        places, model = self._places(segments), self._model
+        places, model, given = self._places(segments), self._model, given_routes(segments, self.config)
         ids = np.concatenate([segment.ids for segment in segments])
         if not 0 <= ids.min() <= ids.max() < model.config.vocab_size:
             raise ValueError(f"ids must be from 0 to {model.config.vocab_size - 1}")
         positions = np.concatenate([np.arange(s.start, s.start + len(s.ids)) for s in segments])
         cos, sin = model.cos[positions], model.sin[positions]
         hidden = model.weights.embed[ids]
-        for layer, kv in zip(model.weights.layers, self._kv, strict=True):
+        for index, (layer, kv) in enumerate(zip(model.weights.layers, self._kv, strict=True)):
             hidden += self._attention(layer, kv, self._norm(hidden, layer.attn_norm), places, cos, sin)
-            hidden += self._mlp(layer, self._norm(hidden, layer.ffn_norm))
+            normed = self._norm(hidden, layer.ffn_norm)
+            if layer.router is None:
+                hidden += self._mlp(layer.gate_up, layer.down, normed)
+            else:
+                chosen, weights = self._route(layer.router, normed, None if given is None else given[:, index])
+                self._record(index, chosen, places)
+                self._add_experts(layer, normed, chosen, weights, hidden)
         return _linear(self._norm(hidden[logit_rows(segments)], model.weights.final_norm), model.weights.head)
 
     def prepare(self, config: LlamaConfig, weights: LlamaWeights) -> NumpyWeights:
@@ -113,8 +136,8 @@ class NumpyForward:
         return places
 
     def _norm(self, hidden: F32Array, weight: F32Array) -> F32Array:
-        mean_square = np.vecdot(hidden, hidden) / np.float32(hidden.shape[1])
-        scaled: F32Array = hidden / np.sqrt(mean_square + np.float32(self.config.rms_eps))[:, None]
+        mean_square = np.vecdot(hidden, hidden) / np.float32(hidden.shape[-1])
+        scaled: F32Array = hidden / np.sqrt(mean_square + np.float32(self.config.rms_eps))[..., None]
         scaled *= weight
         return scaled
 
@@ -129,6 +152,9 @@ class NumpyForward:
     ) -> F32Array:
         num_q, num_kv, dim = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
         qkv = _linear(hidden, layer.qkv).reshape(len(hidden), num_q + 2 * num_kv, dim)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            qkv[:, :num_q] = self._norm(qkv[:, :num_q], layer.q_norm)
+            qkv[:, num_q : num_q + num_kv] = self._norm(qkv[:, num_q : num_q + num_kv], layer.k_norm)
         _rotate(qkv[:, : num_q + num_kv], cos, sin)
         qkv[:, :num_q] *= np.float32(dim**-0.5)
         mixed = np.empty((len(hidden), num_q * dim), np.float32)
@@ -136,8 +162,42 @@ class NumpyForward:
             _attend(qkv, kv, place, num_q, num_kv, mixed)
         return _linear(mixed, layer.out)
 
-    def _mlp(self, layer: LayerWeights, hidden: F32Array) -> F32Array:
-        gate_up = _linear(hidden, layer.gate_up)
+    def _route(
+        self, router: F32Array, hidden: F32Array, given: NDArray[np.intc] | None
+    ) -> tuple[NDArray[np.intp], F32Array]:
+        """The experts [T, top_k] that tokens go to, the likeliest first or those `given`, and their weights."""
+        mixture = self.config.mixture
+        assert mixture is not None, "a layer has a router where there are experts"
+        scores = _linear(hidden, router)
+        scores -= scores.max(axis=1, keepdims=True)
+        np.exp(scores, out=scores)
+        scores /= scores.sum(axis=1, keepdims=True)
+        chosen = np.argsort(-scores, axis=1, kind="stable")[:, : mixture.top_k]
+        if given is not None:
+            chosen = np.where(given[:, :1] < 0, chosen, given)
+        weights: F32Array = np.take_along_axis(scores, chosen, axis=1)
+        if mixture.normalizes:
+            weights /= weights.sum(axis=1, keepdims=True)
+        return chosen, weights
+
+    def _record(self, index: int, chosen: NDArray[np.intp], places: list["_SegmentPlace"]) -> None:
+        """Keep the experts that a layer sent new tokens to beside their keys and values."""
+        assert self._routes is not None, "there is a store where there are experts"
+        for place in places:
+            for batch, rows in place.writes:
+                self._routes[rows, index] = chosen[batch]
+
+    def _add_experts(
+        self, layer: LayerWeights, hidden: F32Array, chosen: NDArray[np.intp], weights: F32Array, out: F32Array
+    ) -> None:
+        """Add to `out` what the experts make of their tokens, one expert after the other."""
+        for expert in np.unique(chosen):
+            tokens, ranks = np.nonzero(chosen == expert)
+            made = self._mlp(layer.gate_up[expert], layer.down[expert], hidden[tokens])
+            out[tokens] += weights[tokens, ranks, None] * made
+
+    def _mlp(self, gate_up_weight: F32Array, down: F32Array, hidden: F32Array) -> F32Array:
+        gate_up = _linear(hidden, gate_up_weight)
         gate, up = gate_up[:, : self.config.ffn], gate_up[:, self.config.ffn :]
         with np.errstate(over="ignore"):  # exp of a large number is inf, and x / inf is the 0 that silu wants
             denominator = -gate
@@ -145,7 +205,7 @@ class NumpyForward:
             denominator += 1
             up *= gate
             up /= denominator
-        return _linear(up, layer.down)
+        return _linear(up, down)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,6 +310,14 @@ def _dots(x: F32Array, others: F32Array, out: F32Array) -> None:
         np.matmul(x[..., None, :, :], blocks, out=columns)
     if rest < num_others:
         np.matmul(x, others[..., rest:, :].swapaxes(-1, -2), out=out[..., rest:])
+
+
+def routes_store(config: LlamaConfig, num_kv_tokens: int) -> Routes | None:
+    """A store of routes [rows, layers, top_k], in the smallest type that holds an expert; None without experts."""
+    if (mixture := config.mixture) is None:
+        return None
+    shape = (num_kv_tokens, config.num_layers, mixture.top_k)
+    return np.zeros(shape, np.uint8) if mixture.num_experts <= 2**8 else np.zeros(shape, np.uint16)
 
 
 def _zeroed_pages(shape: tuple[int, ...]) -> F32Array:

@@ -14,7 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stenograph.core.errors import StartupError
-from stenograph.embedded.forward.base import PreparedWeights, RowSpan, Segment, check_same_shape, logit_rows
+from stenograph.embedded.forward.base import (
+    PreparedWeights,
+    Routes,
+    RowSpan,
+    Segment,
+    check_same_shape,
+    given_routes,
+    logit_rows,
+)
 from stenograph.embedded.forward.weight_memory import WeightMemory
 from stenograph.embedded.forward.weights import F32Array, LayerWeights, LlamaConfig, LlamaWeights
 from stenograph.embedded.settings import TorchDtype
@@ -33,6 +41,9 @@ class _Layer:
     ffn_norm: Tensor
     gate_up: Tensor
     down: Tensor
+    router: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -116,6 +127,10 @@ class TorchForward:
             self._model = self._placed(config, weights)
             shape = (config.num_layers, 2, num_kv_tokens, config.num_kv_heads, config.head_dim)
             self._kv = self._torch.empty(shape, dtype=self._dtype, device=self._device)
+            self._routes: Tensor = None  # [rows, layers, top_k], where there are experts
+            if (mixture := config.mixture) is not None:
+                routed = (num_kv_tokens, config.num_layers, mixture.top_k)
+                self._routes = self._torch.zeros(routed, dtype=self._torch.int32, device=self._device)
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise StartupError(
@@ -147,13 +162,20 @@ class TorchForward:
             raise ValueError("a batch has at least one segment")
         ids = np.concatenate([segment.ids for segment in segments]).astype(np.int64)
         self._check(ids, segments)
-        model = self._model
+        model, given = self._model, given_routes(segments, self.config)
         with self._torch.inference_mode():
+            forced = None if given is None else self._on_device(given.astype(np.int64))
             hidden = model.embed[self._on_device(ids)]
             batch = self._batch(segments)
             for index, layer in enumerate(model.layers):
                 hidden += self._attention(layer, self._kv[index], self._norm(hidden, layer.attn_norm), batch)
-                hidden += self._mlp(layer, self._norm(hidden, layer.ffn_norm))
+                normed = self._norm(hidden, layer.ffn_norm)
+                if layer.router is None:
+                    hidden += self._mlp(layer.gate_up, layer.down, normed)
+                    continue
+                chosen, weights = self._route(layer.router, normed, None if forced is None else forced[:, index])
+                self._routes[batch.rows, index] = chosen.to(self._routes.dtype)
+                self._add_experts(layer, normed, chosen, weights, hidden)
             hidden = self._norm(hidden[self._on_device(logit_rows(segments))], model.final_norm)
             logits = self._functional.linear(hidden, model.head)
             result: F32Array = logits.float().cpu().numpy()
@@ -165,6 +187,15 @@ class TorchForward:
             raise ValueError(f"{num_tokens} rows at {source} and {target} of {self.num_kv_tokens}")
         with self._torch.inference_mode():
             self._kv[:, :, target : target + num_tokens] = self._kv[:, :, source : source + num_tokens]
+            if self._routes is not None:
+                self._routes[target : target + num_tokens] = self._routes[source : source + num_tokens]
+
+    def routes(self, spans: Sequence[RowSpan]) -> Routes | None:
+        """See `Forward.routes`."""
+        if self._routes is None or (mixture := self.config.mixture) is None:
+            return None
+        found: NDArray[np.int32] = self._torch.cat([self._routes[one.begin : one.end] for one in spans]).cpu().numpy()
+        return found.astype(np.uint8) if mixture.num_experts <= 2**8 else found.astype(np.uint16)
 
     def prepare(self, config: LlamaConfig, weights: LlamaWeights) -> TorchWeights:
         """See `Forward.prepare`."""
@@ -210,6 +241,9 @@ class TorchForward:
             ffn_norm=self._weight(layer.ffn_norm),
             gate_up=self._weight(layer.gate_up),
             down=self._weight(layer.down),
+            router=None if layer.router is None else self._weight(layer.router),
+            q_norm=None if layer.q_norm is None else self._weight(layer.q_norm),
+            k_norm=None if layer.k_norm is None else self._weight(layer.k_norm),
         )
 
     def _weight(self, array: F32Array) -> Tensor:
@@ -296,7 +330,11 @@ class TorchForward:
         num_q, num_kv, dim = config.num_heads, config.num_kv_heads, config.head_dim
         group = num_q // num_kv
         qkv = self._functional.linear(hidden, layer.qkv).view(len(hidden), num_q + 2 * num_kv, dim)
-        rotated = self._rotated(qkv[:, : num_q + num_kv], batch)
+        heads = qkv[:, : num_q + num_kv]
+        if layer.q_norm is not None:
+            normed = (self._norm(qkv[:, :num_q], layer.q_norm), self._norm(heads[:, num_q:], layer.k_norm))
+            heads = self._torch.cat(normed, dim=1)
+        rotated = self._rotated(heads, batch)
         keys, values = kv
         keys.index_copy_(0, batch.rows, rotated[:, num_q:])
         values.index_copy_(0, batch.rows, qkv[:, num_q + num_kv :])
@@ -321,9 +359,30 @@ class TorchForward:
         halves = (first * batch.cos - second * batch.sin, second * batch.cos + first * batch.sin)
         return self._torch.cat(halves, dim=2).to(self._dtype)
 
-    def _mlp(self, layer: _Layer, hidden: Tensor) -> Tensor:
-        gate, up = self._functional.linear(hidden, layer.gate_up).chunk(2, dim=1)
-        return self._functional.linear(self._functional.silu(gate) * up, layer.down)
+    def _route(self, router: Tensor, hidden: Tensor, given: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The experts [T, top_k] that tokens go to, the likeliest first or those `given`, and their weights, which are
+        computed in float32."""
+        mixture = self.config.mixture
+        assert mixture is not None, "a layer has a router where there are experts"
+        scores = self._functional.linear(hidden, router).float().softmax(dim=1)
+        chosen = scores.topk(mixture.top_k, dim=1).indices
+        if given is not None:
+            chosen = self._torch.where(given[:, :1] < 0, chosen, given)
+        weights = scores.gather(1, chosen)
+        if mixture.normalizes:
+            weights = weights / weights.sum(dim=1, keepdim=True)
+        return chosen, weights.to(self._dtype)
+
+    def _add_experts(self, layer: _Layer, hidden: Tensor, chosen: Tensor, weights: Tensor, out: Tensor) -> None:
+        """Add to `out` what the experts make of their tokens, one expert after the other."""
+        for expert in chosen.unique().tolist():
+            tokens, ranks = (chosen == expert).nonzero(as_tuple=True)
+            made = self._mlp(layer.gate_up[expert], layer.down[expert], hidden[tokens])
+            out.index_add_(0, tokens, made * weights[tokens, ranks, None])
+
+    def _mlp(self, gate_up_weight: Tensor, down: Tensor, hidden: Tensor) -> Tensor:
+        gate, up = self._functional.linear(hidden, gate_up_weight).chunk(2, dim=1)
+        return self._functional.linear(self._functional.silu(gate) * up, down)
 
 
 def import_torch() -> Any:

@@ -1,13 +1,15 @@
-"""A Llama model's weights in the layout that the forward reads, and the two file formats they come from.
+"""A model's weights in the layout that the forward reads, and the two file formats they come from.
 
-Owns names, shapes and row orders of GGUF (`llama`) and Hugging Face folders (`LlamaForCausalLM`). Everything becomes
+Owns names, shapes and row orders of two architectures: Llama (GGUF `llama`, Hugging Face `LlamaForCausalLM`), and
+Llama's blocks with a mixture of experts and norms of heads (`qwen3moe`, `Qwen3MoeForCausalLM`). Everything becomes
 float32; matrices are [out, in], C-contiguous; q, k, v are one matrix, so are gate and up. q and k rows are in
-Hugging Face's order (rotate-half rope): GGUF's, which are permuted for interleaved rope, are put back.
+Hugging Face's order (rotate-half rope): those of GGUF's `llama`, permuted for interleaved rope, are put back.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -37,8 +39,22 @@ class Llama3Rope:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mixture:
+    """The experts of a layer, `num_experts` MLPs: a router sends each token to `top_k`. `normalizes`: their weights sum
+    to 1; else they are what the router's softmax over all experts gives them."""
+
+    num_experts: int
+    top_k: int
+    normalizes: bool
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.top_k <= self.num_experts < 2**16:
+            raise ValueError(f"a token cannot go to {self.top_k} of {self.num_experts} experts")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig:
-    """The sizes of a Llama model."""
+    """The sizes of a model. `ffn` is the width of the MLP, or of one expert where there is a `mixture`."""
 
     num_layers: int
     hidden: int
@@ -52,6 +68,7 @@ class LlamaConfig:
     rms_eps: float
     tied_embeddings: bool
     max_context: int
+    mixture: Mixture | None = None
 
     def __post_init__(self) -> None:
         sizes = (self.num_layers, self.hidden, self.num_heads, self.num_kv_heads, self.head_dim, self.ffn)
@@ -67,7 +84,11 @@ class LlamaConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """One layer. `qkv` [(H + 2 K) D, hidden], `out` [hidden, H D], `gate_up` [2 ffn, hidden], `down` [hidden, ffn]."""
+    """One layer. `qkv` [(H + 2 K) D, hidden], `out` [hidden, H D], `gate_up` [2 ffn, hidden], `down` [hidden, ffn].
+
+    With a mixture of experts `gate_up` and `down` have a first dimension, the expert, and there are `router` [experts,
+    hidden] and the norms of each head, `q_norm` and `k_norm` [D].
+    """
 
     attn_norm: F32Array
     qkv: F32Array
@@ -75,6 +96,9 @@ class LayerWeights:
     ffn_norm: F32Array
     gate_up: F32Array
     down: F32Array
+    router: F32Array | None = None
+    q_norm: F32Array | None = None
+    k_norm: F32Array | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +135,14 @@ _GGUF_NAMES = {
     "up": "blk.{}.ffn_up.weight",
     "down": "blk.{}.ffn_down.weight",
 }
+_GGUF_MIXTURE_NAMES = _GGUF_NAMES | {
+    "q_norm": "blk.{}.attn_q_norm.weight",
+    "k_norm": "blk.{}.attn_k_norm.weight",
+    "router": "blk.{}.ffn_gate_inp.weight",
+    "gate": "blk.{}.ffn_gate_exps.weight",
+    "up": "blk.{}.ffn_up_exps.weight",
+    "down": "blk.{}.ffn_down_exps.weight",
+}
 _HF_NAMES = {
     "embed": "model.embed_tokens.weight",
     "norm": "model.norm.weight",
@@ -124,6 +156,14 @@ _HF_NAMES = {
     "gate": "model.layers.{}.mlp.gate_proj.weight",
     "up": "model.layers.{}.mlp.up_proj.weight",
     "down": "model.layers.{}.mlp.down_proj.weight",
+}
+_HF_MIXTURE_NAMES = _HF_NAMES | {
+    "q_norm": "model.layers.{}.self_attn.q_norm.weight",
+    "k_norm": "model.layers.{}.self_attn.k_norm.weight",
+    "router": "model.layers.{}.mlp.gate.weight",
+    "gate": "model.layers.{}.mlp.experts.{}.gate_proj.weight",
+    "up": "model.layers.{}.mlp.experts.{}.up_proj.weight",
+    "down": "model.layers.{}.mlp.experts.{}.down_proj.weight",
 }
 
 
@@ -153,38 +193,46 @@ def load_weights(path: Path, memory: WeightMemory | None = None) -> tuple[LlamaC
 def _load_gguf(path: Path, memory: WeightMemory) -> tuple[LlamaConfig, LlamaWeights]:
     source = GgufTensors(path)
     architecture = source.field("general.architecture")
-    if architecture != "llama":
-        raise ValueError(f"its architecture is {str(architecture)[:40]!r}; only llama is supported")
-    scaling = source.field("llama.rope.scaling.type")
+    if architecture not in ("llama", "qwen3moe"):
+        raise ValueError(f"its architecture is {str(architecture)[:40]!r}; supported are llama and qwen3moe")
+    prefix = f"{architecture}."
+    fields = {name.removeprefix(prefix): value for name, value in source.fields.items() if name.startswith(prefix)}
+    scaling = fields.get("rope.scaling.type")
     if scaling not in (None, "none"):
         raise ValueError(f"its rope scaling is {str(scaling)[:40]!r}, which is not supported")
-    if source.field("llama.expert_count") not in (None, 0):
-        raise ValueError("it is a mixture of experts; only dense models are supported")
+    is_mixture = architecture == "qwen3moe"
+    if not is_mixture and fields.get("expert_count") not in (None, 0):
+        raise ValueError("it is a mixture of experts of llama's architecture; supported is qwen3moe")
     embed = source.shape("token_embd.weight")
-    hidden, heads = _int(source.fields, "llama.embedding_length"), _int(source.fields, "llama.attention.head_count")
-    rope_dim = source.field("llama.rope.dimension_count")
-    head_dim = source.field("llama.attention.key_length") or hidden // max(1, heads)
+    hidden, heads = _int(fields, "embedding_length"), _int(fields, "attention.head_count")
+    rope_dim = fields.get("rope.dimension_count")
+    head_dim = fields.get("attention.key_length") or hidden // max(1, heads)
     if rope_dim not in (None, head_dim):
         raise ValueError(f"rope covers {rope_dim} of {head_dim} dimensions; only full rope is supported")
-    kv_key = "llama.attention.head_count_kv"
+    mixture = None
+    if is_mixture:  # llama.cpp normalizes for this architecture, whatever its config.json said
+        num, top_k = _int(fields, "expert_count"), _int(fields, "expert_used_count")
+        mixture = Mixture(num_experts=num, top_k=top_k, normalizes=True)
     config = LlamaConfig(
-        num_layers=_int(source.fields, "llama.block_count"),
+        num_layers=_int(fields, "block_count"),
         hidden=hidden,
         num_heads=heads,
-        num_kv_heads=_int(source.fields, kv_key) if kv_key in source.fields else heads,
+        num_kv_heads=_int(fields, "attention.head_count_kv") if "attention.head_count_kv" in fields else heads,
         head_dim=_int({"head_dim": head_dim}, "head_dim"),
-        ffn=_int(source.fields, "llama.feed_forward_length"),
+        ffn=_int(fields, "expert_feed_forward_length" if is_mixture else "feed_forward_length"),
         vocab_size=embed[0],
-        rope_theta=_float(source.fields, "llama.rope.freq_base", 10_000.0),
-        rms_eps=_float(source.fields, "llama.attention.layer_norm_rms_epsilon", None),
+        rope_theta=_float(fields, "rope.freq_base", 10_000.0),
+        rms_eps=_float(fields, "attention.layer_norm_rms_epsilon", None),
         tied_embeddings="output.weight" not in source.names,
-        max_context=_int(source.fields, "llama.context_length"),
+        max_context=_int(fields, "context_length"),
+        mixture=mixture,
     )
     inv_freq = rope_frequencies(config)
     if "rope_freqs.weight" in source.names:
         _check(source, "rope_freqs.weight", (config.head_dim // 2,))
         inv_freq = inv_freq / _read(source, "rope_freqs.weight", np.empty(config.head_dim // 2, np.float32))
-    return config, _assemble(config, source, _GGUF_NAMES, inv_freq, memory, permuted=True)
+    names = _GGUF_MIXTURE_NAMES if is_mixture else _GGUF_NAMES
+    return config, _assemble(config, source, names, inv_freq, memory, permuted=not is_mixture)
 
 
 # -- Hugging Face
@@ -197,8 +245,12 @@ def _load_folder(folder: Path, memory: WeightMemory) -> tuple[LlamaConfig, Llama
         raise StartupError(f"{folder / 'config.json'}: there is no such file") from error
     except msgspec.DecodeError as error:
         raise StartupError(f"{folder / 'config.json'}: is not a JSON object: {error}") from error
-    if (architectures := raw.get("architectures")) != ["LlamaForCausalLM"]:
-        raise ValueError(f"its architectures are {str(architectures)[:60]}; only LlamaForCausalLM is supported")
+    architectures = raw.get("architectures")
+    is_mixture = architectures == ["Qwen3MoeForCausalLM"]
+    if architectures != ["LlamaForCausalLM"] and not is_mixture:
+        raise ValueError(
+            f"its architectures are {str(architectures)[:60]}; supported are LlamaForCausalLM and Qwen3MoeForCausalLM"
+        )
     if raw.get("hidden_act", "silu") != "silu":
         raise ValueError(f"its hidden_act is {str(raw['hidden_act'])[:40]!r}; only silu is supported")
     hidden, heads = _int(raw, "hidden_size"), _int(raw, "num_attention_heads")
@@ -209,17 +261,27 @@ def _load_folder(folder: Path, memory: WeightMemory) -> tuple[LlamaConfig, Llama
         num_heads=heads,
         num_kv_heads=heads if raw.get("num_key_value_heads") is None else _int(raw, "num_key_value_heads"),
         head_dim=hidden // max(1, heads) if raw.get("head_dim") is None else _int(raw, "head_dim"),
-        ffn=_int(raw, "intermediate_size"),
+        ffn=_int(raw, "moe_intermediate_size" if is_mixture else "intermediate_size"),
         vocab_size=_int(raw, "vocab_size"),
         rope_theta=_float({**raw, **rope}, "rope_theta", 10_000.0),
         rope_scaling=_rope_scaling(rope),
         rms_eps=_float(raw, "rms_norm_eps", 1e-6),
         tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
         max_context=_int(raw, "max_position_embeddings"),
+        mixture=_folder_mixture(raw) if is_mixture else None,
     )
-    return config, _assemble(
-        config, SafetensorsFolder(folder), _HF_NAMES, rope_frequencies(config), memory, permuted=False
-    )
+    names, source = _HF_MIXTURE_NAMES if is_mixture else _HF_NAMES, SafetensorsFolder(folder)
+    return config, _assemble(config, source, names, rope_frequencies(config), memory, permuted=False)
+
+
+def _folder_mixture(raw: Mapping[str, object]) -> Mixture:
+    """The mixture of a Qwen3-MoE config, each of whose layers has one. Source: transformers' `Qwen3MoeConfig`."""
+    if raw.get("mlp_only_layers") or raw.get("decoder_sparse_step", 1) != 1:
+        raise ValueError("some of its layers have no experts, which is not supported")
+    if raw.get("use_sliding_window"):
+        raise ValueError("it has a sliding window, which is not supported")
+    num, top_k = _int(raw, "num_experts"), _int(raw, "num_experts_per_tok")
+    return Mixture(num_experts=num, top_k=top_k, normalizes=bool(raw.get("norm_topk_prob", False)))
 
 
 def _rope_section(raw: Mapping[str, object]) -> dict[str, object]:
@@ -281,10 +343,7 @@ def _assemble(
     return LlamaWeights(
         embed=embed,
         layers=tuple(
-            _layer(
-                config, source, {role: name.format(index) for role, name in names.items()}, memory, permuted=permuted
-            )
-            for index in range(config.num_layers)
+            _layer(config, source, names, index, memory, permuted=permuted) for index in range(config.num_layers)
         ),
         final_norm=get("norm", config.hidden),
         head=head,
@@ -294,24 +353,30 @@ def _assemble(
 
 
 def _layer(
-    config: LlamaConfig, source: _Source, names: Mapping[str, str], memory: WeightMemory, *, permuted: bool
+    config: LlamaConfig, source: _Source, names: Mapping[str, str], index: int, memory: WeightMemory, *, permuted: bool
 ) -> LayerWeights:
-    hidden, ffn = config.hidden, config.ffn
+    hidden, ffn, mixture = config.hidden, config.ffn, config.mixture
     q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 
     def get(role: str, *shape: int) -> F32Array:
-        _check(source, names[role], shape)
-        return _read(source, names[role], memory.empty(shape))
+        name = names[role].format(index)
+        _check(source, name, shape)
+        return _read(source, name, memory.empty(shape))
 
     def stacked(*parts: tuple[str, int]) -> F32Array:
         """Matrices [rows, hidden] one below the other, each read to where it belongs."""
         for role, rows in parts:
-            _check(source, names[role], (rows, hidden))
+            _check(source, names[role].format(index), (rows, hidden))
         whole, start = memory.empty((sum(rows for _, rows in parts), hidden)), 0
         for role, rows in parts:
-            _read(source, names[role], whole[start : start + rows])
+            _read(source, names[role].format(index), whole[start : start + rows])
             start += rows
         return whole
+
+    def experts(*roles: str, rows: int, columns: int) -> F32Array:
+        assert mixture is not None, "asked for where there are experts"
+        formats = [names[role].format(index, "{}") for role in roles]
+        return _experts(source, formats, (mixture.num_experts, rows, columns), memory)
 
     qkv = stacked(("q", q_rows), ("k", kv_rows), ("v", kv_rows))
     if permuted:
@@ -322,9 +387,34 @@ def _layer(
         qkv=qkv,
         out=get("o", hidden, q_rows),
         ffn_norm=get("ffn_norm", hidden),
-        gate_up=stacked(("gate", ffn), ("up", ffn)),
-        down=get("down", hidden, ffn),
+        gate_up=stacked(("gate", ffn), ("up", ffn))
+        if mixture is None
+        else experts("gate", "up", rows=ffn, columns=hidden),
+        down=get("down", hidden, ffn) if mixture is None else experts("down", rows=hidden, columns=ffn),
+        router=None if mixture is None else get("router", mixture.num_experts, hidden),
+        q_norm=None if mixture is None else get("q_norm", config.head_dim),
+        k_norm=None if mixture is None else get("k_norm", config.head_dim),
     )
+
+
+def _experts(source: _Source, formats: Sequence[str], shape: tuple[int, int, int], memory: WeightMemory) -> F32Array:
+    """The experts' matrices of each format, [experts, rows, columns], one below the other in each expert.
+
+    A format with a place in it names one expert's tensor; another that of all of them.
+    """
+    num, rows, columns = shape
+    are_apart = "{}" in formats[0]
+    names = [[name.format(n) for name in formats] for n in range(num if are_apart else 1)]
+    for name in chain.from_iterable(names):
+        _check(source, name, (rows, columns) if are_apart else shape)
+    whole = memory.empty((num, len(formats) * rows, columns))
+    for expert, of_expert in enumerate(names):
+        for begin, name in zip(range(0, whole.shape[1], rows), of_expert, strict=True):
+            if are_apart:
+                _read(source, name, whole[expert, begin : begin + rows])
+            else:
+                whole[:, begin : begin + rows] = _read(source, name, np.empty(shape, np.float32))
+    return whole
 
 
 def _unpermuted(rows: F32Array, num_heads: int) -> F32Array:

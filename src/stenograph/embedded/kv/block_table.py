@@ -41,15 +41,18 @@ class BlockTable:
         """The blocks that no other sequence finds."""
         return self.blocks[len(self.path) :]
 
-    def spans(self, num_tokens: int) -> tuple[RowSpan, ...]:
-        """The rows of positions [0, num_tokens), in order; none is empty, and no two that touch are apart."""
+    def spans(self, num_tokens: int, first: int = 0) -> tuple[RowSpan, ...]:
+        """The rows of positions [first, num_tokens), in order; none is empty, and no two that touch are apart."""
         assert 0 <= num_tokens <= self.num_tokens, f"{num_tokens} positions of {self!r}"
         spans: list[RowSpan] = []
         for begin, end in self._spans:
             if num_tokens <= 0:
                 break
-            spans.append(RowSpan(begin, min(end, begin + num_tokens)))
-            num_tokens -= end - begin
+            size = end - begin
+            if first < min(size, num_tokens):
+                spans.append(RowSpan(begin + max(0, first), min(end, begin + num_tokens)))
+            first -= size
+            num_tokens -= size
         return tuple(spans)
 
     def append(self, run: range) -> None:
