@@ -163,7 +163,7 @@ class Cluster(Processes):
             yield store
 
     def find_others(self, settings: Settings, manager: SessionManager, metrics: Metrics) -> None:
-        shelf = manager.shelf
+        shelf = manager.sessions.shelf
         if shelf is None or not shelf.store.is_shared:
             return
         store = cast("PostgresStore", shelf.store)
