@@ -12,7 +12,7 @@ from stenograph.core.chat import ToolChoice, ToolMode
 from stenograph.core.messages import Tool
 from stenograph.core.types import FinishReason, Grammar, GrammarKind
 from stenograph.text.grammar.held import Holder, forced_calls
-from stenograph.text.hermes import HermesCalls
+from stenograph.text.json_calls import HERMES
 from stenograph.text.reply_syntax import ReplySyntax
 
 NUM_SEEDS, MOST_SEEDS = 4, 32
@@ -101,7 +101,7 @@ async def forces_a_call(lab: Lab) -> None:
         [_TOOL],
         ToolChoice(mode=ToolMode.REQUIRED),
         False,
-        ReplySyntax(calls=HermesCalls()),
+        ReplySyntax(calls=HERMES),
         {},
         holder=Holder(engine=lab.capabilities.engine, kinds=kinds),
     )

@@ -7,7 +7,9 @@ without reasoning, whatever its prompt had opened. With that edited, every reply
 Source: the chat templates of Nemotron 3 Nano, Super and Ultra, and of Nemotron 3.5 Lightning.
 """
 
-from stenograph.families.qwen.xml_calls import QwenXmlCalls
+from dataclasses import replace
+
+from stenograph.families.qwen.xml_calls import QWEN_XML_CALLS
 from stenograph.text.family import Edit, Family, Signs
 from stenograph.text.reply_syntax import ReasoningMarks, ReplySyntax
 
@@ -20,5 +22,5 @@ NEMOTRON3 = Family(
     fixed_kwargs={"truncate_history_thinking": False},
     edits=(Edit(old=_EMPTY, new=r'("<think>\n\n</think>\n" if enable_thinking else "<think></think>") ~ content'),),
     tools_before_turns=True,
-    syntax=ReplySyntax(reasoning=ReasoningMarks(after_close="\n"), calls=QwenXmlCalls(lead="\n")),
+    syntax=ReplySyntax(reasoning=ReasoningMarks(after_close="\n"), calls=replace(QWEN_XML_CALLS, lead="\n")),
 )

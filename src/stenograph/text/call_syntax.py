@@ -1,17 +1,27 @@
-"""The interface of a family's tool calls: each syntax fills it, for reading calls and for forcing them.
+"""A family's tool calls as a table: markers, and how a template writes calls; each form of arguments reads its own.
 
-A block is the text from an opening marker to where it closes; it holds one call or several. Knows nothing of tokens,
-and nothing of where in a reply a block may stand, but for what a syntax says of itself here.
+A block is the text from an opening marker to where it closes; it holds one call or several. The grammar that forces
+calls follows from the table. Knows nothing of tokens, and nothing of where in a reply a block may stand, but for what
+a syntax says of itself here.
 """
 
+import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import msgspec
-
+from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ParseProblem
+from stenograph.core.errors import InvalidRequest
 from stenograph.core.messages import Tool
+from stenograph.text.grammar.lark import json_value, quoted
+
+NAME, QUOTED_NAME, CALL_ID = "{name}", "{quoted name}", "{id}"
+"""Places in a spelling: a call's name, its name as JSON, an id of the model's choice."""
+
+Marker = Callable[[str], str]
+"""A marker's text to what a grammar has for it, with one model's tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +59,7 @@ class BlockScanner(Protocol):
 class CallGrammar(Protocol):
     """Grammar that makes a family's model call. Stateless."""
 
-    def grammar(self, tools: Sequence[ForcedTool], parallel: bool, marker: Callable[[str], str]) -> str:
+    def grammar(self, tools: Sequence[ForcedTool], parallel: bool, marker: Marker) -> str:
         """One call, or with `parallel` one or more, as llguidance's Lark. It begins with `start:`, a rule that no other
         rule names: reasoning may be put before it (`held`).
 
@@ -58,7 +68,50 @@ class CallGrammar(Protocol):
         ...
 
 
-class CallSyntax(CallGrammar, Protocol):
+def unforceable(why: str) -> InvalidRequest:
+    """The refusal of a call that a syntax cannot keep."""
+    reason = f"tool_choice asks for a call that cannot be forced in the syntax of the model's calls: {why}"
+    return InvalidRequest(reason, blame=Blame(RequestPart.TOOL_CHOICE))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NameRule:
+    """Names that can stand in a call: a regular expression of them, and the place."""
+
+    like: str = "(?s:.*)"
+    where: str = "in a call"
+
+    def checked(self, name: str) -> str:
+        """The name. Raises InvalidRequest: it cannot stand there."""
+        if not re.fullmatch(self.like, name):
+            raise unforceable(f"the name {name!r} cannot stand {self.where}")
+        return name
+
+
+PLAIN_NAME = NameRule(like=r"[^\s<>{}\"']+", where="between tags")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallSpelling:
+    """Calls as a template writes them, with the places above.
+
+    `begin` and `end` stand around all of a reply's calls, `between` two of them; `head` and `tail` around one call's
+    arguments. With `is_in_lines`, `between` stands before the first call and after the last, too: as a literal of its
+    own, for a grammar's lexer takes the longest literal that fits. `call_id` is a regular expression of ids.
+    """
+
+    head: str
+    tail: str = ""
+    begin: str = ""
+    between: str = ""
+    is_in_lines: bool = False
+    end: str = ""
+    call_id: str = ""
+    names: NameRule = NameRule()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallSyntax(ABC):
     """A family's spelling of calls. Stateless; its methods never raise on what a model wrote.
 
     `openers` begin a block; with `only_at_start`, those that are no `markers` only where nothing but white space of the
@@ -66,31 +119,63 @@ class CallSyntax(CallGrammar, Protocol):
     that have to be seen even where they are control tokens.
     """
 
-    @property
-    def openers(self) -> tuple[str, ...]: ...
-    @property
-    def only_at_start(self) -> bool: ...
-    @property
-    def lead(self) -> str: ...
-    @property
-    def markers(self) -> tuple[str, ...]: ...
+    openers: tuple[str, ...]
+    markers: tuple[str, ...]
+    spelling: CallSpelling
+    lead: str = ""
+    only_at_start: bool = False
 
+    @abstractmethod
     def scanner(self, opener: str) -> BlockScanner:
         """A scanner for a block that `opener` began."""
-        ...
 
+    @abstractmethod
     def read(self, opener: str, body: str, tools: Mapping[str, Tool]) -> tuple[CallText, ...] | ParseProblem:
         """The calls of a closed block, or what is wrong with it. No calls: the block is text, and nothing is wrong."""
-        ...
 
     def read_cut(self, opener: str, body: str, tools: Mapping[str, Tool]) -> tuple[CallText, ...] | ParseProblem:
         """The same of a block in which the reply ended: TOOL_CALL_UNCLOSED, unless the syntax needs no end."""
-        ...
+        del opener, body, tools
+        return ParseProblem.TOOL_CALL_UNCLOSED
+
+    def grammar(self, tools: Sequence[ForcedTool], parallel: bool, marker: Marker) -> str:
+        """As `CallGrammar` has it, with the white space of the family's template."""
+        spelling = self.spelling
+        between = self.items(spelling.between, marker)
+        one_call = "one_call" if not parallel else f"one_call ({between} one_call)*" if between else "one_call+"
+        around = between if spelling.is_in_lines else ""
+        begin, end = self.items(spelling.begin, marker), self.items(spelling.end, marker)
+        start = _joined(begin, around, one_call, around, end)
+        lines = [f"start: {start}", "one_call: " + " | ".join(f"call_{tool.number}" for tool in tools)]
+        for tool in tools:
+            arguments, rules = self.arguments(tool, marker)
+            head = self.items(spelling.head, marker, spelling.names.checked(tool.name))
+            lines.append(f"call_{tool.number}: {_joined(head, arguments, self.items(spelling.tail, marker))}")
+            lines += rules
+        return "\n".join([*lines, *self.shared_rules(marker)]) + "\n"
+
+    def arguments(self, tool: ForcedTool, marker: Marker) -> tuple[str, Sequence[str]]:
+        """The grammar's items of a call's arguments, and their rules: the JSON of an object, unless a form differs."""
+        del marker
+        return f"arguments_{tool.number}", (f"arguments_{tool.number}: {json_value(tool.schema)}",)
+
+    def shared_rules(self, marker: Marker) -> Sequence[str]:
+        """Rules that the arguments of all tools name."""
+        del marker
+        return ()
+
+    def items(self, spelled: str, marker: Marker, name: str = "") -> str:
+        """A spelled text as a grammar has it: each marker by itself, an id as its expression, else literals."""
+        pieces = re.split(f"({'|'.join(map(re.escape, (*self.markers, CALL_ID)))})", spelled)
+        return _joined(*(self._item(piece, marker, name) for piece in pieces if piece))
+
+    def _item(self, piece: str, marker: Marker, name: str) -> str:
+        if piece in self.markers:
+            return marker(piece)
+        if piece == CALL_ID:
+            return f"/{self.spelling.call_id}/"
+        return quoted(piece.replace(NAME, name) if NAME in piece else piece.replace(QUOTED_NAME, quoted(name)))
 
 
-def is_json_object(text: str) -> bool:
-    """Whether a text is the JSON of an object."""
-    try:
-        return isinstance(msgspec.json.decode(text), dict)
-    except (msgspec.DecodeError, RecursionError, ValueError):
-        return False
+def _joined(*items: str) -> str:
+    return " ".join(filter(None, items))

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from stenograph.core.messages import Role
 from stenograph.model.tokenizer import Tokenizer
-from stenograph.text.call_syntax import CallGrammar
-from stenograph.text.grammar.held import BeforeAnswer, Marker
+from stenograph.text.call_syntax import CallGrammar, Marker
+from stenograph.text.grammar.held import BeforeAnswer
 from stenograph.text.reading import MessageParser, Reading
 from stenograph.text.reply_syntax import ReplySyntax
 from stenograph.text.template.input import MessageForm

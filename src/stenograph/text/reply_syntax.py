@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from stenograph.core.types import PromptEnd
 from stenograph.text.call_syntax import CallSyntax
-from stenograph.text.hermes import HermesCalls
+from stenograph.text.json_calls import HERMES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class ReplySyntax:
     """Parts of a reply. None: the family has no reasoning, or no tool calls."""
 
     reasoning: ReasoningMarks | None = ReasoningMarks()
-    calls: CallSyntax | None = HermesCalls()
+    calls: CallSyntax | None = HERMES
 
     def prompt_end(self, prompt: str) -> PromptEnd:
         """State of the reply's reasoning after a prompt that ends with this text."""

@@ -16,7 +16,8 @@ from stenograph.core.messages import Tool
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 _JSON_SPACE = " \t\r\n"
 _MAX_NESTED = 16
-_SHARED = ("$defs", "definitions")
+SHARED = ("$defs", "definitions")
+"""Members of a whole schema that the schema of a parameter needs."""
 _REF, _CHOICES = "$ref", ("anyOf", "oneOf", "allOf")
 _TYPES: Mapping[type, set[str]] = {
     type(None): {"null"},
@@ -77,7 +78,7 @@ class ParameterSchemas:
     def within(self, schema: Mapping[str, object] | None) -> "ParameterSchemas":
         """The schemas within an object or a list; `schema` is one that `of` or `entry` gave for it."""
         made = ParameterSchemas("{}")
-        shared = {key: self._root[key] for key in _SHARED if key in self._root}
+        shared = {key: self._root[key] for key in SHARED if key in self._root}
         made._root = {**shared, **(schema or {})}
         return made
 
@@ -87,23 +88,23 @@ class ParameterSchemas:
 
     def of(self, name: str) -> Mapping[str, object] | None:
         """The schema of a parameter, found through references, as are its choices; None where the tool says nothing."""
-        properties = _mapping(self._root.get("properties"))
+        properties = as_mapping(self._root.get("properties"))
         schema = self._followed(properties.get(name, self._root.get("additionalProperties")))
-        choices = {key: [self._followed(one) for one in _list(schema[key])] for key in _CHOICES if key in schema}
+        choices = {key: [self._followed(one) for one in as_list(schema[key])] for key in _CHOICES if key in schema}
         return {**schema, **choices} or None
 
     def _followed(self, schema: object) -> Mapping[str, object]:
         for _ in range(_MAX_NESTED):
-            reference = _mapping(schema).get(_REF)
+            reference = as_mapping(schema).get(_REF)
             if not isinstance(reference, str):
                 break
             schema = self._pointed_at(reference)
-        return _mapping(schema)
+        return as_mapping(schema)
 
     def _pointed_at(self, reference: str) -> object:
         found: object = self._root
         for step in reference.removeprefix("#").strip("/").split("/"):
-            found = _mapping(found).get(step.replace("~1", "/").replace("~0", "~"))
+            found = as_mapping(found).get(step.replace("~1", "/").replace("~0", "~"))
         return found
 
 
@@ -112,13 +113,13 @@ def schema_types(schema: Mapping[str, object], num_nested: int = 0) -> set[str]:
     declared = schema.get("type")
     if isinstance(declared, str):
         return {declared}
-    if names := _list(declared):
+    if names := as_list(declared):
         return {name for name in names if isinstance(name, str)}
-    values = [schema["const"]] if "const" in schema else _list(schema.get("enum"))
+    values = [schema["const"]] if "const" in schema else as_list(schema.get("enum"))
     if values:
         return set[str]().union(*({"string"} if isinstance(value, str) else _types_of(value) for value in values))
-    choices = [one for key in _CHOICES for one in _list(schema.get(key))] if num_nested < _MAX_NESTED else []
-    return set[str]().union(*(schema_types(_mapping(one), num_nested + 1) for one in choices))
+    choices = [one for key in _CHOICES for one in as_list(schema.get(key))] if num_nested < _MAX_NESTED else []
+    return set[str]().union(*(schema_types(as_mapping(one), num_nested + 1) for one in choices))
 
 
 def _types_of(value: object) -> set[str]:
@@ -128,11 +129,13 @@ def _types_of(value: object) -> set[str]:
     return _TYPES.get(type(value), set())
 
 
-def _mapping(value: object) -> Mapping[str, object]:
+def as_mapping(value: object) -> Mapping[str, object]:
+    """The value if it is an object, else an empty one."""
     return cast("dict[str, object]", value) if isinstance(value, dict) else {}
 
 
-def _list(value: object) -> Sequence[object]:
+def as_list(value: object) -> Sequence[object]:
+    """The value if it is a list, else an empty one."""
     return cast("list[object]", value) if isinstance(value, list) else ()
 
 

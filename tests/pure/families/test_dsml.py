@@ -14,7 +14,7 @@ from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ParseProblem
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.types import Finish, FinishReason
-from stenograph.families.deepseek.dsml import MARK, DsmlCalls, DsmlScanner
+from stenograph.families.deepseek.dsml import MARK, DsmlScanner, dsml_calls
 from stenograph.families.deepseek.dsml_models import DEEPSEEK_V3_2, DEEPSEEK_V4
 from stenograph.model.tokenizer import Tokenizer
 from stenograph.text.call_syntax import ForcedTool
@@ -27,7 +27,7 @@ from stenograph.text.reply import ReplyParser
 STOP = Finish(reason=FinishReason.STOP)
 BEGIN, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
 OPEN, CLOSE = f"<{MARK}tool_calls>", f"</{MARK}tool_calls>"
-SYNTAX = DsmlCalls(block="tool_calls")
+SYNTAX = dsml_calls("tool_calls")
 
 
 def invoked(name: str, *arguments: str) -> str:

@@ -17,7 +17,7 @@ from stenograph.core.day import STRFTIME_NOW, Day
 from stenograph.core.errors import UnrenderableMessage
 from stenograph.core.messages import Message, Role, Tool
 from stenograph.core.types import Finish, FinishReason, SamplingParams
-from stenograph.families.llama.calls import LlamaCalls
+from stenograph.families.llama.calls import LLAMA_CALLS
 from stenograph.families.llama.family import LLAMA3_1
 from stenograph.families.load import load_renderer
 from stenograph.model.tokenizer import Tokenizer
@@ -112,6 +112,8 @@ def test_a_call_is_read_in_each_spelling_that_these_models_use(
         "{}",
         '{"city": "Zq", "days": {"name": 1, "parameters": {}}}',
         '{"name": "Ada", "age": 3}',
+        '{"name": {"first": "Ada"}}',
+        '{"name": ["w"], "type": "function"}',
         '{"name": "Ada"',
         '{"type": ',
         "{ curly }",
@@ -200,7 +202,7 @@ def test_the_grammar_of_a_forced_call_has_what_the_template_writes(
     marked: tokenizers.Tokenizer, tiny: Tokenizer, parallel: bool, num_calls: int, accepted: bool
 ) -> None:
     forced = ForcedTool(number=0, name=WEATHER.name, schema=SCHEMA)
-    source = LlamaCalls().grammar([forced], parallel, lambda text: text)
+    source = LLAMA_CALLS.grammar([forced], parallel, lambda text: text)
     text = "; ".join([one('{"city": "a", "days": 3}', WEATHER.name)] * num_calls)
     ids = list(tiny.encode(f"{text}{EOT}"))
     matcher = LLMatcher(LLTokenizer(marked.to_str(), eos_token=tiny.added_tokens[EOT]), source)

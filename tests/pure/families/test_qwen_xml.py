@@ -14,7 +14,7 @@ from stenograph.core.messages import Tool
 from stenograph.core.types import Finish, FinishReason
 from stenograph.embedded.grammar.llguidance import LlguidanceBackend
 from stenograph.families.qwen.qwen3_5 import QWEN3_5
-from stenograph.families.qwen.xml_calls import CLOSE, QwenXmlCalls, QwenXmlScanner
+from stenograph.families.qwen.xml_calls import CLOSE, QWEN_XML_CALLS
 from stenograph.model.tokenizer import Tokenizer
 from stenograph.text.grammar.held import forced_calls
 from stenograph.text.reading import Reading
@@ -135,9 +135,9 @@ PIECES = st.sampled_from(
 @given(text=st.lists(PIECES | st.text(max_size=3), max_size=24).map("".join), data=st.data())
 def test_where_a_block_ends_does_not_depend_on_the_pieces_that_it_comes_in(text: str, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
-    scanner = QwenXmlScanner()
+    scanner = QWEN_XML_CALLS.scanner("<tool_call>")
     found = next((end for cut in (*cuts, len(text)) if (end := scanner.find(text[:cut])) is not None), None)
-    assert found == QwenXmlScanner().find(text)
+    assert found == QWEN_XML_CALLS.scanner("<tool_call>").find(text)
     if found is not None:
         assert text[slice(*found)] == CLOSE
 
@@ -156,16 +156,16 @@ def test_arguments_are_read_as_they_were_written_unless_they_end_a_value(values:
     ends = ("</parameter>", "</function>")
     if any(end in value for value in values.values() for end in ends):
         return
-    scanned = QwenXmlScanner().find(call.removeprefix("<tool_call>"))
+    scanned = QWEN_XML_CALLS.scanner("<tool_call>").find(call.removeprefix("<tool_call>"))
     assert scanned == (len(body), len(body) + len(CLOSE))
-    found = QwenXmlCalls().read("<tool_call>", body, {"f": tool})
+    found = QWEN_XML_CALLS.read("<tool_call>", body, {"f": tool})
     assert isinstance(found, tuple)
     assert [json.loads(one.arguments) for one in found] == [values]
 
 
 def test_no_value_ends_at_a_marker_that_nothing_follows() -> None:
     text = "\n<function=f>\n<parameter=a>\n" + "</parameter> </function> <" * 3000
-    scanner = QwenXmlScanner()
+    scanner = QWEN_XML_CALLS.scanner("<tool_call>")
     assert all(scanner.find(text[:end]) is None for end in range(0, len(text), 2))
     ended = text + "\n</parameter>\n</function>\n"
     assert scanner.find(ended + CLOSE) == (len(ended), len(ended) + len(CLOSE))

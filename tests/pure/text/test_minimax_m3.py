@@ -13,7 +13,7 @@ from stenograph.core.chat import ParseProblem
 from stenograph.core.messages import Tool
 from stenograph.core.types import Finish, FinishReason
 from stenograph.families import family_named
-from stenograph.families.minimax.m3_calls import CLOSE, MARK, OPEN, BlockEnd, MiniMaxM3Calls
+from stenograph.families.minimax.m3_calls import CLOSE, M3_CALLS, MARK, OPEN, BlockEnd
 from stenograph.model.tokenizer import Tokenizer
 from stenograph.text.call_syntax import CallText
 from stenograph.text.reading import PartKind, Reading
@@ -49,7 +49,7 @@ def body_of(*calls: Mapping[str, object]) -> str:
 
 
 def read(body: str) -> tuple[CallText, ...] | ParseProblem:
-    return MiniMaxM3Calls().read(OPEN, body, TOOLS)
+    return M3_CALLS.read(OPEN, body, TOOLS)
 
 
 TEXT = st.text(max_size=6) | st.sampled_from(["3", "null", "[1]", "</text>", "<item>", "</invoke>\n", CLOSE[1:], "]<]"])
@@ -97,7 +97,7 @@ def test_a_block_closes_at_the_same_place_however_its_text_comes(calls: list[dic
 )
 def test_a_malformed_block_is_an_outcome(body: str) -> None:
     assert read(body) is ParseProblem.TOOL_CALL_WRONG_SHAPE
-    assert MiniMaxM3Calls().read_cut(OPEN, body, TOOLS) is ParseProblem.TOOL_CALL_UNCLOSED
+    assert M3_CALLS.read_cut(OPEN, body, TOOLS) is ParseProblem.TOOL_CALL_UNCLOSED
 
 
 @pytest.mark.parametrize(

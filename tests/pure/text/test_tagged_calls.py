@@ -13,11 +13,11 @@ from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ParseProblem
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.messages import Tool
-from stenograph.families.glm.calls import GlmCalls
-from stenograph.families.minimax.calls import MiniMaxCalls
+from stenograph.families.glm.calls import glm_calls
+from stenograph.families.minimax.calls import MINIMAX_CALLS as MINIMAX
 from stenograph.text.call_syntax import CallSyntax, CallText, ForcedTool
+from stenograph.text.element_calls import OPEN_STRING
 from stenograph.text.grammar.lark import quoted
-from stenograph.text.tagged_values import OPEN_STRING
 
 SCHEMA = {
     "type": "object",
@@ -40,7 +40,7 @@ SCHEMA = {
 }
 TOOL = Tool(name="f", json="{}", parameters_json=json.dumps(SCHEMA))
 TOOLS = {"f": TOOL}
-LINES, DENSE, MINIMAX = GlmCalls(gap="\n"), GlmCalls(), MiniMaxCalls()
+LINES, DENSE = glm_calls("\n"), glm_calls("")
 ALL = pytest.mark.parametrize("syntax", [LINES, DENSE, MINIMAX], ids=["glm-4.5", "glm-4.7", "minimax-m2"])
 
 
@@ -50,7 +50,7 @@ def bare(value: object) -> str:
 
 def body_of(syntax: CallSyntax, name: str, arguments: Mapping[str, object]) -> str:
     """A block's body as the family's template writes it."""
-    if isinstance(syntax, MiniMaxCalls):
+    if syntax is MINIMAX:
         items = "".join(f'<parameter name="{key}">{bare(value)}</parameter>\n' for key, value in arguments.items())
         return f'\n<invoke name="{name}">\n{items}</invoke>\n'
     gap = syntax.lead
@@ -216,7 +216,7 @@ def accepts(source: str, text: str) -> bool:
 
 def block_of(syntax: CallSyntax, *bodies: str) -> str:
     opener, close = syntax.openers[0], close_of(syntax)
-    if isinstance(syntax, MiniMaxCalls):
+    if syntax is MINIMAX:
         return f"{syntax.lead}{opener}\n{''.join(body.removeprefix(chr(10)) for body in bodies)}{close}"
     return syntax.lead.join(f"{opener}{body}{close}" for body in bodies)
 

@@ -7,7 +7,7 @@ Source: the encoders published with the models (encoding_dsv32.py, encoding_dsv4
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -15,8 +15,19 @@ import msgspec
 
 from stenograph.core.chat import ParseProblem
 from stenograph.core.messages import Tool
-from stenograph.families.deepseek.dsml_grammar import dsml_grammar
-from stenograph.text.call_syntax import CallText, ForcedTool
+from stenograph.text.call_syntax import (
+    NAME,
+    CallSpelling,
+    CallSyntax,
+    CallText,
+    ForcedTool,
+    Marker,
+    NameRule,
+    unforceable,
+)
+from stenograph.text.grammar.argument_grammar import argument_items
+from stenograph.text.grammar.lark import json_value, quoted
+from stenograph.text.typed_arguments import SHARED, ParameterSchemas, as_list, as_mapping, takes_text
 
 MARK = "｜DSML｜"
 _INVOKE_CLOSE = f"</{MARK}invoke>"
@@ -30,30 +41,23 @@ _ARGUMENT_END = re.compile("|".join(map(re.escape, _ARGUMENT_ENDS)))
 _HEAD_END = re.compile('" string="(?:true|false)">|\n')
 _MAX_HEAD_END_CHARS = len('" string="false">')
 _SPACE = re.compile(r"\s*")
+_NAMES = NameRule(like=rf'(?!(?s:.*){MARK})[^"\n]+', where="in a tag")
+
+_SAYINGS = frozenset({"title", "description", "default", "examples", "$comment", "$schema", "$id", "strict"})
+"""Keywords that allow and forbid nothing."""
+_CHOICES = ("anyOf", "oneOf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DsmlCalls:
-    """The syntax; `block` is the name of the element around the invocations."""
+class DsmlCalls(CallSyntax):
+    """The syntax. All of its tags have one token."""
 
-    block: str
-    lead: str = "\n\n"
-    only_at_start: bool = False
-
-    @property
-    def openers(self) -> tuple[str, ...]:
-        """The one tag that begins a block."""
-        return (f"<{MARK}{self.block}>",)
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        """The one token that all of its tags have."""
-        return (MARK,)
+    close: str
 
     def scanner(self, opener: str) -> "DsmlScanner":
         """Looks past arguments."""
         del opener
-        return DsmlScanner(f"</{MARK}{self.block}>")
+        return DsmlScanner(self.close)
 
     def read(self, opener: str, body: str, tools: Mapping[str, Tool]) -> tuple[CallText, ...] | ParseProblem:
         """All calls of a block, or what is wrong with the first that is wrong: then the block holds none."""
@@ -69,14 +73,39 @@ class DsmlCalls:
             at = _after_space(body, end)
         return tuple(calls) or ParseProblem.TOOL_CALL_WRONG_SHAPE
 
-    def read_cut(self, opener: str, body: str, tools: Mapping[str, Tool]) -> ParseProblem:
-        """A block that is not closed has no calls."""
-        del opener, body, tools
-        return ParseProblem.TOOL_CALL_UNCLOSED
+    def arguments(self, tool: ForcedTool, marker: Marker) -> tuple[str, Sequence[str]]:
+        """Each argument an element as the tool's schema has it."""
+        rules = _ArgumentRules(tool, marker(MARK))
+        return " ".join(argument_items(tool, rules.add)) or '"\\n"', rules.rules
 
-    def grammar(self, tools: Sequence[ForcedTool], parallel: bool, marker: Callable[[str], str]) -> str:
-        """A block after its lead, each argument an element as the tool's schema has it."""
-        return dsml_grammar(tools, parallel, lead=self.lead, block=self.block, mark=MARK, item=marker(MARK))
+    def shared_rules(self, marker: Marker) -> Sequence[str]:
+        """The closing tag after its `</`; and free text up to there: in pieces, each up to a `</`."""
+        return (
+            f'argument_end: {marker(MARK)} "parameter>\\n"',
+            "free_text: text_piece+ argument_end",
+            "text_piece[lazy]: TEXT_PIECE",
+            f"TEXT_PIECE: /(?s:.*)<\\// & ~/{MARK}(?s:.*)/",
+        )
+
+
+def dsml_calls(block: str) -> DsmlCalls:
+    """The syntax; `block` is the name of the element around the invocations."""
+    opening, closing, lead = f"<{MARK}{block}>", f"</{MARK}{block}>", "\n\n"
+    return DsmlCalls(
+        openers=(opening,),
+        close=closing,
+        markers=(MARK,),
+        lead=lead,
+        spelling=CallSpelling(
+            begin=f"{lead}{opening}",
+            head=f'<{MARK}invoke name="{NAME}">\n',
+            tail=_INVOKE_CLOSE,
+            between="\n",
+            is_in_lines=True,
+            end=closing,
+            names=_NAMES,
+        ),
+    )
 
 
 class _ElementState(Enum):
@@ -163,3 +192,73 @@ def _after_space(text: str, at: int) -> int:
     found = _SPACE.match(text, at)
     assert found is not None, "white space may be none"
     return found.end()
+
+
+class _ArgumentRules:
+    """A tool's arguments as rules: free text, and text that is one of a few, as it is; anything else as JSON.
+
+    Text with a pattern or a length is JSON, too. `item` is the mark as the grammar has it.
+    """
+
+    def __init__(self, tool: ForcedTool, item: str) -> None:
+        self._tool = tool
+        self._schemas = ParameterSchemas(json.dumps(tool.schema))
+        self._item = item
+        self.rules: list[str] = []
+
+    def add(self, name: str, rule: str) -> None:
+        """Add the rules of an argument."""
+        head = quoted(f'parameter name="{_NAMES.checked(name)}" string="')
+        values = " | ".join(self._values(name, rule))
+        self.rules.append(f'{rule}: "<" {self._item} {head} ({values})')
+
+    def _values(self, name: str, rule: str) -> Iterator[str]:
+        """Texts that may follow the attribute's name: the value's form, the value, and its closing tag."""
+        schema = self._schemas.of(name) or {}
+        if (listed := _listed(schema)) is not None:
+            for is_text in (True, False):
+                values = [_spelled(value) for value in listed if isinstance(value, str) is is_text]
+                if any(MARK in value for value in values):
+                    raise unforceable(f"a value of {name!r} has {MARK!r}")
+                if values:
+                    items = " | ".join(quoted(f"{value}</") for value in values)
+                    yield f"{quoted(_flag(is_text=is_text))} ({items}) argument_end"
+            return
+        if _is_free_text(schema):
+            yield f"{quoted(_flag(is_text=True))} free_text"
+            if schema.get("type") == "string":
+                return
+        shared = {key: self._tool.schema[key] for key in SHARED if key in self._tool.schema}
+        self.rules.append(f"{rule}_json: {json_value({**schema, **shared})}")
+        yield f'{quoted(_flag(is_text=False))} {rule}_json "</" argument_end'
+
+
+def _spelled(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _flag(*, is_text: bool) -> str:
+    """The rest of the opening tag from the attribute's value on."""
+    return 'true">' if is_text else 'false">'
+
+
+def _listed(schema: Mapping[str, object]) -> Sequence[object] | None:
+    """All that a value may be; None where the schema does not list it."""
+    said, declared = schema.keys() - _SAYINGS - {"type"}, schema.get("type")
+    if said not in ({"const"}, {"enum"}) or declared not in (None, "string"):
+        return None
+    values = [schema["const"]] if "const" in said else as_list(schema["enum"])
+    return [value for value in values if declared is None or isinstance(value, str)] or None
+
+
+def _is_free_text(schema: Mapping[str, object]) -> bool:
+    """Whether any text at all is a value."""
+    said = schema.keys() - _SAYINGS
+    if not said or said == {"type"}:
+        return not said or takes_text(schema)
+    for key in _CHOICES:
+        if said == {key}:
+            choices = [as_mapping(one) for one in as_list(schema[key])]
+            texts = [one for one in choices if takes_text(one) or "type" not in one]
+            return any(map(_is_free_text, texts)) and (key == "anyOf" or len(texts) == 1)
+    return False

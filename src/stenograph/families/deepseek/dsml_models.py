@@ -8,7 +8,7 @@ Source: the encoders published with the models (encoding_dsv32.py, encoding_dsv4
 """
 
 from stenograph.core.messages import Role
-from stenograph.families.deepseek.dsml import MARK, DsmlCalls
+from stenograph.families.deepseek.dsml import MARK, dsml_calls
 from stenograph.families.deepseek.encoder import DsmlEncoder, asking_v3_2, asking_v4
 from stenograph.families.deepseek.v3 import THINK_MARKS
 from stenograph.families.deepseek.words import own_words
@@ -41,7 +41,7 @@ DEEPSEEK_V3_2 = Family(
     early_roles=_EARLY_ROLES,
     shows_tools=True,
     tools_before_turns=True,
-    syntax=ReplySyntax(reasoning=THINK_MARKS, calls=DsmlCalls(block=_V3_2.block)),
+    syntax=ReplySyntax(reasoning=THINK_MARKS, calls=dsml_calls(_V3_2.block)),
 )
 
 DEEPSEEK_V4 = Family(
@@ -54,5 +54,5 @@ DEEPSEEK_V4 = Family(
     early_roles=_EARLY_ROLES,
     shows_tools=True,
     tools_before_turns=True,
-    syntax=ReplySyntax(reasoning=THINK_MARKS, calls=DsmlCalls(block=_V4.block)),
+    syntax=ReplySyntax(reasoning=THINK_MARKS, calls=dsml_calls(_V4.block)),
 )

@@ -8,7 +8,7 @@ some, with a block of it, though it be empty.
 Source: the chat templates in the models' own files.
 """
 
-from stenograph.families.deepseek.calls import BLOCK_OPEN, CALL_OPEN, DeepSeekCalls
+from stenograph.families.deepseek.calls import BLOCK_OPEN, CALL_OPEN, FENCED_CALLS
 from stenograph.families.deepseek.v3 import FENCED_TOOL_LIST, TOKENS
 from stenograph.text.family import Edit, Family, Signs
 from stenograph.text.reply_syntax import ReasoningMarks, ReplySyntax
@@ -84,7 +84,7 @@ DEEPSEEK_R1 = Family(
         Edit(old=_NO_LONGER_FIRST, new="{%- set ns.is_tool = true -%}"),
     ),
     tools_before_turns=True,
-    syntax=ReplySyntax(reasoning=ReasoningMarks(), calls=DeepSeekCalls(fenced=True)),
+    syntax=ReplySyntax(reasoning=ReasoningMarks(), calls=FENCED_CALLS),
 )
 
 DEEPSEEK_R1_DISTILL = Family(
@@ -102,7 +102,7 @@ DEEPSEEK_R1_0528 = Family(
     signs=Signs(tokens=(*TOKENS, "<think>", "</think>"), template=(_0528_USER, _0528_DROPPED, _SYSTEM)),
     edits=(_0528_WRITTEN, Edit(old=_SYSTEM, new=_SYSTEM + FENCED_TOOL_LIST)),
     tools_before_turns=True,
-    syntax=ReplySyntax(reasoning=ReasoningMarks(), calls=DeepSeekCalls(fenced=True)),
+    syntax=ReplySyntax(reasoning=ReasoningMarks(), calls=FENCED_CALLS),
 )
 
 DEEPSEEK_R1_0528_DISTILL = Family(

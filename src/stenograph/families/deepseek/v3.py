@@ -14,8 +14,9 @@ from stenograph.families.deepseek.calls import (
     BLOCK_OPEN,
     CALL_CLOSE,
     CALL_OPEN,
+    CALLS,
+    FENCED_CALLS,
     SEPARATOR,
-    DeepSeekCalls,
 )
 from stenograph.text.family import Edit, Family, Signs
 from stenograph.text.reply_syntax import ReasoningMarks, ReplySyntax
@@ -80,7 +81,7 @@ DEEPSEEK_V3 = Family(
         Edit(old=_V3_NO_LONGER_FIRST, new="{%- set ns.is_tool = true -%}"),
     ),
     tools_before_turns=True,
-    syntax=ReplySyntax(reasoning=None, calls=DeepSeekCalls(fenced=True)),
+    syntax=ReplySyntax(reasoning=None, calls=FENCED_CALLS),
 )
 
 _V31_SYSTEM = "{{ bos_token }}{{ ns.system_prompt }}"
@@ -115,5 +116,5 @@ DEEPSEEK_V3_1 = Family(
         ),
     ),
     tools_before_turns=True,
-    syntax=ReplySyntax(reasoning=THINK_MARKS, calls=DeepSeekCalls(fenced=False)),
+    syntax=ReplySyntax(reasoning=THINK_MARKS, calls=CALLS),
 )

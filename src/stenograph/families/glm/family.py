@@ -13,7 +13,7 @@ Source: the chat templates and tokenizers in the models' own files.
 
 from collections.abc import Mapping
 
-from stenograph.families.glm.calls import GlmCalls
+from stenograph.families.glm.calls import glm_calls
 from stenograph.text.family import Edit, Family, Signs
 from stenograph.text.reply_syntax import ReasoningMarks, ReplySyntax
 
@@ -30,11 +30,11 @@ _IS_EARLY_WITHOUT = "loop.index0 < ns.last_user_index and ns.has_thinking"
 
 _IN_LINES = ReplySyntax(
     reasoning=ReasoningMarks(lead="\n", after_open="", before_close="", after_close="\n"),
-    calls=GlmCalls(gap="\n"),
+    calls=glm_calls("\n"),
 )
 _IN_ONE_LINE = ReplySyntax(
     reasoning=ReasoningMarks(after_open="", before_close="", after_close=""),
-    calls=GlmCalls(),
+    calls=glm_calls(""),
 )
 
 GLM4_5 = Family(

@@ -19,8 +19,8 @@ from stenograph.families.gpt_oss.reply import (
     MESSAGE,
     START,
 )
-from stenograph.text.call_syntax import ForcedTool
-from stenograph.text.grammar.held import BeforeAnswer, Marker
+from stenograph.text.call_syntax import ForcedTool, Marker
+from stenograph.text.grammar.held import BeforeAnswer
 from stenograph.text.grammar.lark import json_value, quoted
 
 _THOUGHT = "THOUGHT: /(?s:.)+/"

@@ -8,7 +8,7 @@ Source: the published chat templates. The models' vocabulary is a tiktoken file,
 needs a tokenizer.json that somebody made of it.
 """
 
-from stenograph.families.kimi.calls import CALL, CALL_CLOSE, CLOSE, OPEN, KimiCalls
+from stenograph.families.kimi.calls import CALL, CALL_CLOSE, CLOSE, KIMI_CALLS, OPEN
 from stenograph.text.family import Edit, Family, Signs
 from stenograph.text.reply_syntax import ReasoningMarks, ReplySyntax
 
@@ -26,5 +26,5 @@ KIMI_K2 = Family(
     signs=Signs(tokens=("<|im_middle|>", OPEN, CALL, CALL_CLOSE, CLOSE), template=(_EARLY, _LATE, _ID)),
     edits=(Edit(old=_EARLY, new="[]"), Edit(old=_LATE, new="messages"), Edit(old=_ID, new=_NAMED_ID)),
     tools_before_turns=True,
-    syntax=ReplySyntax(reasoning=ReasoningMarks(after_open="", before_close="", after_close=""), calls=KimiCalls()),
+    syntax=ReplySyntax(reasoning=ReasoningMarks(after_open="", before_close="", after_close=""), calls=KIMI_CALLS),
 )

@@ -7,23 +7,20 @@ Several calls are parted by `; `, as servers of these models read them; the mode
 Source: the chat templates in the files of Llama 3.1 and 3.2.
 """
 
-import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import msgspec
 
 from stenograph.core.chat import ParseProblem
 from stenograph.core.messages import Tool
-from stenograph.text.call_syntax import CallText, ForcedTool, is_json_object
-from stenograph.text.grammar.lark import json_value, quoted
-from stenograph.text.json_extent import JsonExtent
+from stenograph.text.call_syntax import QUOTED_NAME, CallSpelling, CallSyntax, CallText
+from stenograph.text.json_calls import JSON_SPACE, JsonExtent, is_json_object
 
 PYTHON_TAG = "<|python_tag|>"
 SEPARATOR = "; "
 
-_JSON_SPACE = " \t\r\n"
 _FIRST_KEYS = ("name", "type", "parameters", "arguments")
 _ARGUMENTS = ("parameters", "arguments")
 _HAS_ARGUMENTS = re.compile(r'"(?:parameters|arguments)"\s*:')
@@ -31,21 +28,8 @@ _NAMED = re.compile(r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaCalls:
-    """The syntax."""
-
-    lead: str = ""
-    only_at_start: bool = True
-
-    @property
-    def openers(self) -> tuple[str, ...]:
-        """The tag, and the brace that begins an object, alone and after a call."""
-        return (PYTHON_TAG, "{", "; {", ";{")
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        """The one control token."""
-        return (PYTHON_TAG,)
+class LlamaCalls(CallSyntax):
+    """Bare objects."""
 
     def scanner(self, opener: str) -> "ObjectScanner":
         """Looks past JSON strings, and gives up on an object that begins otherwise than a call."""
@@ -63,16 +47,14 @@ class LlamaCalls:
         is_meant = bool(body.strip()) if opener == PYTHON_TAG else _is_meant(f"{{{body}", tools)
         return ParseProblem.TOOL_CALL_UNCLOSED if is_meant else ()
 
-    def grammar(self, tools: Sequence[ForcedTool], parallel: bool, marker: Callable[[str], str]) -> str:
-        """Bare objects, with the white space of the template."""
-        del marker
-        names = " | ".join(f"call_{tool.number}" for tool in tools)
-        lines = ["start: one_call" + (f" ({quoted(SEPARATOR)} one_call)*" if parallel else ""), f"one_call: {names}"]
-        for tool in tools:
-            head = quoted(f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "parameters": ')
-            lines.append(f'call_{tool.number}: {head} arguments_{tool.number} "}}"')
-            lines.append(f"arguments_{tool.number}: {json_value(tool.schema)}")
-        return "\n".join(lines) + "\n"
+
+LLAMA_CALLS = LlamaCalls(
+    # The tag, and the brace that begins an object, alone and after a call.
+    openers=(PYTHON_TAG, "{", "; {", ";{"),
+    markers=(PYTHON_TAG,),
+    only_at_start=True,
+    spelling=CallSpelling(head=f'{{"name": {QUOTED_NAME}, "parameters": ', tail="}", between=SEPARATOR),
+)
 
 
 class ObjectScanner:
@@ -91,7 +73,7 @@ class ObjectScanner:
     def find(self, text: str) -> tuple[int, int] | None:
         """The last brace [start, end) in `text`, which continues the text of the call before; None: not yet."""
         if not self._may_be_call:
-            while self._blank_end < len(text) and text[self._blank_end] in _JSON_SPACE:
+            while self._blank_end < len(text) and text[self._blank_end] in JSON_SPACE:
                 self._blank_end += 1
             begin = text[self._blank_end : self._blank_end + 16]
             verdict = _begins_object(begin) if self._is_tagged else _begins_call(begin)
@@ -100,8 +82,8 @@ class ObjectScanner:
             if not verdict:
                 return 0, 0
             self._may_be_call = True
-        end = self._extent.end(text)
-        return None if end is None else (end - 1, end)
+        found = self._extent.find(text)
+        return None if found is None else (found[1] - 1, found[1])
 
 
 def _begins_object(text: str) -> bool | None:
@@ -131,9 +113,10 @@ def _read_object(text: str, tools: Mapping[str, Tool], *, is_tagged: bool) -> tu
     except (msgspec.DecodeError, RecursionError, ValueError):
         return ParseProblem.TOOL_CALL_NOT_JSON if is_tagged or _is_meant(text, tools) else ()
     name, key = value.get("name"), next((key for key in _ARGUMENTS if key in value), None)
-    if not is_tagged and ("name" not in value or (key is None and name not in tools)):
+    needs_arguments = key is None and not (isinstance(name, str) and name in tools)
+    if not is_tagged and ("name" not in value or needs_arguments):
         return ()
-    if not isinstance(name, str) or not name or (key is None and name not in tools):
+    if not isinstance(name, str) or not name or needs_arguments:
         return ParseProblem.TOOL_CALL_WRONG_SHAPE
     arguments = "{}"
     if key is not None:

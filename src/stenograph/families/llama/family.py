@@ -11,7 +11,7 @@ refused: a reply with calls to them ends with another token than one without.
 Source: the chat templates in the models' own files.
 """
 
-from stenograph.families.llama.calls import PYTHON_TAG, SEPARATOR, LlamaCalls
+from stenograph.families.llama.calls import LLAMA_CALLS, PYTHON_TAG, SEPARATOR
 from stenograph.text.family import Edit, Family, Signs
 from stenograph.text.reply_syntax import ReplySyntax
 
@@ -72,6 +72,6 @@ LLAMA3_1 = Family(
         Edit(old=_HAS_CALLS, new=_HAS_CALLS + _CALLS + "{%- elif false %}"),
     ),
     tools_before_turns=True,
-    syntax=ReplySyntax(reasoning=None, calls=LlamaCalls()),
+    syntax=ReplySyntax(reasoning=None, calls=LLAMA_CALLS),
     reply_stops=("<|eom_id|>",),
 )

@@ -11,8 +11,8 @@ opens the reasoning, so a reply without any has an empty block, edited likewise.
 Source: the chat templates and the tokenizers in the files of MiniMax-M2.7 and M3.
 """
 
-from stenograph.families.minimax.calls import MiniMaxCalls
-from stenograph.families.minimax.m3_calls import MARK, MiniMaxM3Calls
+from stenograph.families.minimax.calls import MINIMAX_CALLS
+from stenograph.families.minimax.m3_calls import M3_CALLS, MARK
 from stenograph.text.family import Edit, Family, Signs
 from stenograph.text.reply_syntax import ReasoningMarks, ReplySyntax
 
@@ -32,7 +32,7 @@ MINIMAX_M2 = Family(
         ),
     ),
     tools_before_turns=True,
-    syntax=ReplySyntax(calls=MiniMaxCalls()),
+    syntax=ReplySyntax(calls=MINIMAX_CALLS),
 )
 
 _NO_THINKING = "{#- No thinking rendered → prefix with think_end_token -#}\n            {{- think_end_token }}"
@@ -75,6 +75,6 @@ MINIMAX_M3 = Family(
             after_close="",
             closes_bare=True,
         ),
-        calls=MiniMaxM3Calls(),
+        calls=M3_CALLS,
     ),
 )

@@ -8,13 +8,13 @@ Source: the chat template of MiniMax-M3.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stenograph.core.chat import ParseProblem
 from stenograph.core.messages import Tool
-from stenograph.text.call_syntax import CallText, ForcedTool
-from stenograph.text.grammar.argument_grammar import argument_rules, plain_name
+from stenograph.text.call_syntax import NAME, PLAIN_NAME, CallSpelling, CallSyntax, CallText, ForcedTool, Marker
+from stenograph.text.grammar.argument_grammar import argument_rules
 from stenograph.text.grammar.lark import quoted
 from stenograph.text.typed_arguments import ParameterSchemas, schema_types, spelled
 
@@ -40,21 +40,8 @@ class _MalformedCall(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MiniMaxM3Calls:
-    """The syntax. `lead` is what the template writes between content and the block."""
-
-    lead: str = ""
-    only_at_start: bool = False
-
-    @property
-    def openers(self) -> tuple[str, ...]:
-        """The two tokens that begin a block."""
-        return (OPEN,)
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        """The token before each tag, and those of the block."""
-        return (MARK, TOOL_CALL, TOOL_CALL_CLOSE)
+class MiniMaxM3Calls(CallSyntax):
+    """The syntax. Objects and lists are forced as JSON, which is read too."""
 
     def scanner(self, opener: str) -> "BlockEnd":
         """Looks for the block's close after an invocation."""
@@ -80,26 +67,27 @@ class MiniMaxM3Calls:
             return ParseProblem.TOOL_CALL_WRONG_SHAPE
         return tuple(calls) if calls and not body[at:].strip() else ParseProblem.TOOL_CALL_WRONG_SHAPE
 
-    def read_cut(self, opener: str, body: str, tools: Mapping[str, Tool]) -> ParseProblem:
-        """A block that is not closed has no calls."""
-        del opener, body, tools
-        return ParseProblem.TOOL_CALL_UNCLOSED
+    def arguments(self, tool: ForcedTool, marker: Marker) -> tuple[str, Sequence[str]]:
+        """Each argument in its element."""
+        return argument_rules(tool, _Frame(mark=marker(MARK)))
 
-    def grammar(self, tools: Sequence[ForcedTool], parallel: bool, marker: Callable[[str], str]) -> str:
-        """A block with the white space of the template. Objects and lists are forced as JSON, which is read too."""
-        frame = _Frame(mark=marker(MARK))
-        names = " | ".join(f"call_{tool.number}" for tool in tools)
-        opening = f'{marker(MARK)} {marker(TOOL_CALL)} "\\n"'
-        lines = [
-            f"start: {opening} one_call{'+' if parallel else ''} {marker(MARK)} {marker(TOOL_CALL_CLOSE)}",
-            f"one_call: {names}",
-        ]
-        for tool in tools:
-            items, rules = argument_rules(tool, frame)
-            head, tail = quoted(f'<invoke name="{plain_name(tool.name)}">'), quoted("</invoke>\n")
-            lines.append(f"call_{tool.number}: {marker(MARK)} {head} {items} {marker(MARK)} {tail}")
-            lines += rules
-        return "\n".join([*lines, *frame.text_rules("free_text", 0, None)]) + "\n"
+    def shared_rules(self, marker: Marker) -> Sequence[str]:
+        """Free text of any length up to its end."""
+        return _Frame(mark=marker(MARK)).text_rules("free_text", 0, None)
+
+
+M3_CALLS = MiniMaxM3Calls(
+    openers=(OPEN,),
+    # The token before each tag, and those of the block.
+    markers=(MARK, TOOL_CALL, TOOL_CALL_CLOSE),
+    spelling=CallSpelling(
+        begin=f"{OPEN}\n",
+        head=f'{MARK}<invoke name="{NAME}">',
+        tail=f"{_INVOKE_CLOSE}\n",
+        end=CLOSE,
+        names=PLAIN_NAME,
+    ),
+)
 
 
 class BlockEnd:

@@ -16,7 +16,7 @@ from typing import cast
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.errors import UnrenderableMessage
-from stenograph.families.mistral.calls import ARGS, CALL_ID, TOOL_CALLS
+from stenograph.families.mistral.calls import ARGS, ID_MARK, TOOL_CALLS
 from stenograph.model.tekken import BOS, EOS
 
 THINK, THINK_END = "[THINK]", "[/THINK]"
@@ -88,7 +88,7 @@ class MistralEncoder:
 
     def _named_call(self, call: _Dict) -> str:
         function = _dict(call["function"])
-        call_id = f"{CALL_ID}{call['id']}" if self.version == 11 and call["id"] else ""
+        call_id = f"{ID_MARK}{call['id']}" if self.version == 11 and call["id"] else ""
         return f"{TOOL_CALLS}{function['name']}{call_id}{ARGS}{json.dumps(_arguments(function), ensure_ascii=False)}"
 
     def _result(self, message: _Dict) -> str:

@@ -9,7 +9,7 @@ Source: the encoders in the package mistral-common.
 """
 
 from stenograph.core.messages import Role
-from stenograph.families.mistral.calls import ARGS, CALL_ID, TOOL_CALLS, MistralListCalls, MistralNamedCalls
+from stenograph.families.mistral.calls import ARGS, ID_MARK, LIST_CALLS, NAMED_CALLS, NAMED_CALLS_WITH_IDS, TOOL_CALLS
 from stenograph.families.mistral.encoder import THINK, THINK_END, MistralEncoder
 from stenograph.text.call_syntax import CallSyntax
 from stenograph.text.family import Family, Signs
@@ -46,25 +46,25 @@ def _family(
 MISTRAL_V3 = _family(
     3,
     Signs(tokens=_TOKENS, tekken="v3", template=("[AVAILABLE_TOOLS]",), not_template=(_SYSTEM,)),
-    MistralListCalls(),
+    LIST_CALLS,
     models="Mistral Nemo",
 )
 MISTRAL_V7 = _family(
     7,
     Signs(tokens=(*_TOKENS, _SYSTEM), tekken="v7", template=(_SYSTEM,), not_template=(ARGS,)),
-    MistralListCalls(),
+    LIST_CALLS,
     models="Mistral Small 3 and 3.1",
 )
 MISTRAL_V11 = _family(
     11,
-    Signs(tokens=(*_TOKENS, _SYSTEM, CALL_ID, ARGS), tekken="v11", template=(_SYSTEM, CALL_ID, ARGS)),
-    MistralNamedCalls(has_ids=True),
+    Signs(tokens=(*_TOKENS, _SYSTEM, ID_MARK, ARGS), tekken="v11", template=(_SYSTEM, ID_MARK, ARGS)),
+    NAMED_CALLS_WITH_IDS,
     models="Mistral Small 3.2",
 )
 MISTRAL_V13 = _family(
     13,
-    Signs(tokens=(*_TOKENS, _SYSTEM, ARGS), tekken="v13", template=(_SYSTEM, ARGS), not_template=(CALL_ID,)),
-    MistralNamedCalls(has_ids=False),
+    Signs(tokens=(*_TOKENS, _SYSTEM, ARGS), tekken="v13", template=(_SYSTEM, ARGS), not_template=(ID_MARK,)),
+    NAMED_CALLS,
     models="later Mistral",
 )
 MISTRAL_V13_THINKING = _family(
@@ -73,9 +73,9 @@ MISTRAL_V13_THINKING = _family(
         tokens=(*_TOKENS, _SYSTEM, ARGS, THINK, THINK_END),
         tekken="v13",
         template=(_SYSTEM, ARGS, THINK),
-        not_template=(CALL_ID,),
+        not_template=(ID_MARK,),
     ),
-    MistralNamedCalls(has_ids=False),
+    NAMED_CALLS,
     models="later Magistral",
     thinks=True,
 )

@@ -9,7 +9,7 @@ Source: the chat templates of Qwen3.5, 3.6 and 3.8. Qwen3-Coder's calls are the 
 assumed.
 """
 
-from stenograph.families.qwen.xml_calls import QwenXmlCalls
+from stenograph.families.qwen.xml_calls import QWEN_XML_CALLS
 from stenograph.text.family import Edit, Family, Signs
 from stenograph.text.reply_syntax import ReasoningMarks, ReplySyntax
 
@@ -23,7 +23,7 @@ QWEN3_5 = Family(
     signs=Signs(tokens=(*_TOKENS, "<think>", "</think>"), template=(*_CALLS, _IS_LATE, "<think>")),
     edits=(Edit(old=_IS_LATE, new="true"),),
     tools_before_turns=True,
-    syntax=ReplySyntax(reasoning=ReasoningMarks(), calls=QwenXmlCalls()),
+    syntax=ReplySyntax(reasoning=ReasoningMarks(), calls=QWEN_XML_CALLS),
 )
 
 QWEN3_CODER = Family(
@@ -31,5 +31,5 @@ QWEN3_CODER = Family(
     summary="Qwen3-Coder: no reasoning",
     signs=Signs(tokens=_TOKENS, template=_CALLS, not_template=("<think>",)),
     tools_before_turns=True,
-    syntax=ReplySyntax(reasoning=None, calls=QwenXmlCalls()),
+    syntax=ReplySyntax(reasoning=None, calls=QWEN_XML_CALLS),
 )

@@ -2,41 +2,33 @@
 
 Owns the mapping of a schema to bare text: a string is free text without its closing tag, a value that is one of a few
 is written out, and everything else is JSON that its schema describes. So whatever the grammar admits is read back as
-those arguments (`tagged_values`, `typed_arguments`). A constraint that bare text cannot keep is refused; of a string's
+those arguments (`element_calls`, `typed_arguments`). A constraint that bare text cannot keep is refused; of a string's
 constraints a length is enforced, and a `format` says nothing. Knows nothing of any family's tags.
 """
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Protocol
 
-from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.errors import InvalidRequest
-from stenograph.text.call_syntax import ForcedTool
+from stenograph.text.call_syntax import PLAIN_NAME, ForcedTool, unforceable
 from stenograph.text.grammar.lark import json_value, quoted
-from stenograph.text.tagged_values import OPEN_STRING, ValueSearch, ValueTags
-from stenograph.text.typed_arguments import ParameterSchemas, typed
+from stenograph.text.typed_arguments import SHARED, ParameterSchemas, as_list, as_mapping, typed
 
-_SHARED = ("$defs", "definitions")
-"""Members of the whole schema that a parameter's schema needs."""
 _SAYINGS = frozenset({"title", "description", "default", "examples", "format", "deprecated", "$comment", "$schema"})
 """Keywords that allow and forbid nothing."""
-_ROOT_KEYWORDS = _SAYINGS | {"type", "properties", "required", "additionalProperties", "$id", "strict", *_SHARED}
+_ROOT_KEYWORDS = _SAYINGS | {"type", "properties", "required", "additionalProperties", "$id", "strict", *SHARED}
 _CHOICES = ("anyOf", "oneOf", "allOf")
 _LENGTHS: Mapping[str, int | None] = {"minLength": 0, "maxLength": None}
 _UNHELD = frozenset({"pattern", "allOf", "anyOf", "oneOf", "not", "if"})
 """Constraints that free text cannot keep."""
 _NO_STRINGS = ("object", "array", "number", "boolean", "null")
-_PLAIN = re.compile(r"[^\s<>{}\"']+")
 
 
 class ValueFrame(Protocol):
     """Frame around a value, and its meaning for the value."""
 
-    @property
-    def head(self) -> Callable[[str], str]:
+    def head(self, name: str) -> str:
         """The grammar's items before the value of the argument of that name."""
         ...
 
@@ -58,54 +50,6 @@ class ValueFrame(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArgumentFrame:
-    """The frame of values between tags. `head` is as in `ValueFrame`.
-
-    `close_item` is the closing tag as the grammar has to have it: a token of its own, or quoted. `after` is the white
-    space that follows it.
-    """
-
-    head: Callable[[str], str]
-    tags: ValueTags
-    close_item: str
-    after: str
-
-    @property
-    def end(self) -> str:
-        """The items after a value."""
-        return f"{self.close_item} {quoted(self.after)}" if self.after else self.close_item
-
-    def tail(self, name: str) -> str:
-        """Nothing: a closing tag has no name."""
-        del name
-        return ""
-
-    def shared_rules(self) -> Sequence[str]:
-        """The rules of free text of any length up to its end, `free_text`, which the rules of all tools name."""
-        return self.text_rules("free_text", 0, None)
-
-    def text_rules(self, rule: str, shortest: int, longest: int | None) -> Sequence[str]:
-        """The rules of free text of so many characters, up to its end."""
-        close = re.escape(self.tags.close).replace("/", r"\/")
-        terminal, text = rule.upper(), f"~/(?s:.*){close}(?s:.*)/ & ~/{OPEN_STRING}/"
-        most = "" if longest is None else longest
-        if self.close_item == quoted(self.tags.close):
-            end = quoted(self.tags.close + self.after)
-            return (f"{rule}[lazy]: {terminal} {end}", f"{terminal}: /(?s:.{{{shortest},{most}}})/ & {text}")
-        optional = "" if shortest else "?"
-        return (
-            f"{rule}: {terminal}{optional} {self.end}",
-            f"{terminal}: /(?s:.{{{max(1, shortest)},{most}}})/ & {text}",
-        )
-
-    def is_read_back(self, value: str) -> bool:
-        """Whether a value ends where its closing tag is."""
-        text = f"{value}{self.tags.close}{self.after}{self.tags.follower}"
-        found = ValueSearch(self.tags, 0).find(text)
-        return found is not None and found.start() == len(value)
-
-
 def argument_rules(tool: ForcedTool, frame: ValueFrame) -> tuple[str, Sequence[str]]:
     """The items of a tool's arguments, in its schema's order and with those that may be left out, and their rules.
 
@@ -113,14 +57,26 @@ def argument_rules(tool: ForcedTool, frame: ValueFrame) -> tuple[str, Sequence[s
     a name, that bare text cannot keep.
     """
     made = _Rules(tool, frame)
-    return " ".join(made.items()), made.rules
+    return " ".join(argument_items(tool, made.add)), made.rules
 
 
-def plain_name(name: str) -> str:
-    """A name that can stand between tags. Raises InvalidRequest: it cannot."""
-    if not _PLAIN.fullmatch(name):
-        raise _refusal(f"the name {name!r} cannot stand between tags")
-    return name
+def argument_items(tool: ForcedTool, add: Callable[[str, str], None]) -> Iterator[str]:
+    """The rule of each of a tool's arguments, in its schema's order, those that may be left out with a `?`.
+
+    `add` is called with an argument's name and its rule's. Raises InvalidRequest: a schema that holds all arguments to
+    more than their own.
+    """
+    if unknown := tool.schema.keys() - _ROOT_KEYWORDS:
+        raise unforceable(f"the parameters of {tool.name!r} have {min(unknown)!r}")
+    properties = as_mapping(tool.schema.get("properties"))
+    required = as_list(tool.schema.get("required"))
+    named = [name for name, schema in properties.items() if schema is not False]
+    if absent := [name for name in required if name not in named]:
+        raise unforceable(f"{absent[0]!r} of {tool.name!r} is required, but it is not among the properties")
+    for number, name in enumerate(named):
+        rule = f"argument_{tool.number}_{number}"
+        add(name, rule)
+        yield rule if name in required else f"{rule}?"
 
 
 class _Rules:
@@ -130,29 +86,18 @@ class _Rules:
         self._tool = tool
         self._frame = frame
         self._schemas = ParameterSchemas(json.dumps(tool.schema))
-        self._shared = {key: tool.schema[key] for key in _SHARED if key in tool.schema}
+        self._shared = {key: tool.schema[key] for key in SHARED if key in tool.schema}
         self.rules: list[str] = []
 
-    def items(self) -> Iterator[str]:
-        """Each argument, those that are not required with a `?`."""
-        if unknown := self._tool.schema.keys() - _ROOT_KEYWORDS:
-            raise _refusal(f"the parameters of {self._tool.name!r} have {min(unknown)!r}")
-        properties = _mapping(self._tool.schema.get("properties"))
-        required = _list(self._tool.schema.get("required"))
-        if absent := [name for name in required if not isinstance(name, str) or name not in properties]:
-            raise _refusal(f"{absent[0]!r} of {self._tool.name!r} is required, but it is not among the properties")
-        for number, (name, schema) in enumerate(properties.items()):
-            if schema is False and name not in required:
-                continue
-            rule = f"argument_{self._tool.number}_{number}"
-            head, tail = self._frame.head(plain_name(name)), self._frame.tail(name)
-            self.rules.append(f"{rule}: {head} {self._value(name, rule)}{tail}")
-            yield rule if name in required else f"{rule}?"
+    def add(self, name: str, rule: str) -> None:
+        """Add the rules of an argument."""
+        head, tail = self._frame.head(PLAIN_NAME.checked(name)), self._frame.tail(name)
+        self.rules.append(f"{rule}: {head} {self._value(name, rule)}{tail}")
 
     def _value(self, name: str, rule: str) -> str:
         """The items of a value and its end."""
         schema = self._schemas.of(name) or {}
-        if not schema and _mapping(_mapping(self._tool.schema.get("properties")).get(name)):
+        if not schema and as_mapping(as_mapping(self._tool.schema.get("properties")).get(name)):
             raise self._unheld(name, "a schema that is nowhere")
         choices = list(_choices(schema))
         if any(_is_text(one) for one in choices):
@@ -199,7 +144,7 @@ class _Rules:
         return f"{rule}_json"
 
     def _unheld(self, name: str, what: str) -> InvalidRequest:
-        return _refusal(f"the argument {name!r} of {self._tool.name!r} has {what}")
+        return unforceable(f"the argument {name!r} of {self._tool.name!r} has {what}")
 
 
 def _choices(schema: Mapping[str, object], *, is_nested: bool = False) -> Iterator[Mapping[str, object]]:
@@ -207,21 +152,21 @@ def _choices(schema: Mapping[str, object], *, is_nested: bool = False) -> Iterat
     if "const" in schema or "enum" in schema:
         yield schema
         return
-    key = next((key for key in _CHOICES if _list(schema.get(key))), None)
-    if key is None or is_nested or (key == "allOf" and len(_list(schema[key])) > 1):
-        types = _list(schema.get("type"))
+    key = next((key for key in _CHOICES if as_list(schema.get(key))), None)
+    if key is None or is_nested or (key == "allOf" and len(as_list(schema[key])) > 1):
+        types = as_list(schema.get("type"))
         yield from ({**schema, "type": one} for one in types) if types else [schema]
         return
     rest = {name: value for name, value in schema.items() if name != key and name not in _SAYINGS}
-    for one in map(_mapping, _list(schema[key])):
+    for one in map(as_mapping, as_list(schema[key])):
         if both := rest.keys() & one.keys():
-            raise _refusal(f"{min(both)!r} stands beside and within {key!r}")
+            raise unforceable(f"{min(both)!r} stands beside and within {key!r}")
         yield from _choices({**rest, **one}, is_nested=True)
 
 
 def _values(schema: Mapping[str, object]) -> Sequence[object] | None:
     """All that a value may be; None where the schema does not list them."""
-    return [schema["const"]] if "const" in schema else _list(schema["enum"]) if "enum" in schema else None
+    return [schema["const"]] if "const" in schema else as_list(schema["enum"]) if "enum" in schema else None
 
 
 def _is_text(schema: Mapping[str, object]) -> bool:
@@ -233,18 +178,3 @@ def _is_text(schema: Mapping[str, object]) -> bool:
 def _may_be_string(schema: Mapping[str, object]) -> bool:
     values = _values(schema)
     return "type" not in schema if values is None else any(isinstance(value, str) for value in values)
-
-
-def _mapping(value: object) -> Mapping[str, object]:
-    return cast("dict[str, object]", value) if isinstance(value, dict) else {}
-
-
-def _list(value: object) -> Sequence[object]:
-    return cast("list[object]", value) if isinstance(value, list) else ()
-
-
-def _refusal(why: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"tool_choice asks for a call that cannot be forced in the syntax of the model's calls: {why}",
-        blame=Blame(RequestPart.TOOL_CHOICE),
-    )

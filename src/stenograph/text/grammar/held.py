@@ -7,7 +7,7 @@ whether it knows a schema.
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -33,9 +33,6 @@ _CAN_FORCE = (
 _SCHEMA = msgspec.json.Decoder(dict[str, object])
 _CHOICES = msgspec.json.Decoder(list[str])
 _IN_SLASHES = re.compile(r"\\.|/", re.DOTALL)
-
-Marker = Callable[[str], str]
-"""A marker's text to what a grammar has for it, with one model's tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

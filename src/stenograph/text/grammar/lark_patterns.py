@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 
 from stenograph.core.types import Grammar, GrammarKind
+from stenograph.text.element_calls import OPEN_STRING
 from stenograph.text.grammar.json_patterns import MAX_SCHEMA_CHARS, json_rules
 from stenograph.text.grammar.patterns import (
     ROOT,
@@ -24,7 +25,6 @@ from stenograph.text.grammar.patterns import (
     seq,
     text_without,
 )
-from stenograph.text.tagged_values import OPEN_STRING
 
 _RULE = re.compile(r"(\w+)(?:\[lazy\])?: *(.*)")
 _JSON = "%json "
