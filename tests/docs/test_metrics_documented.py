@@ -5,9 +5,8 @@ from pathlib import Path
 
 from stenograph.cluster.shared_store import OWNER_METRICS
 from stenograph.cluster.worker import WORKER_METRICS
-from stenograph.http.metric_table import METRICS, Metric
+from stenograph.http.metric_table import METRICS, STORE_METRICS, Metric
 from stenograph.http.metrics import Metrics
-from stenograph.http.store_metrics import STORE_METRICS
 from stenograph.http.traces.tracing import TRACE_METRICS
 from stenograph.http.weight_metrics import WEIGHT_METRICS
 
@@ -69,7 +68,7 @@ def test_every_histogram_is_listed_with_its_buckets() -> None:
 
 
 def test_what_the_process_shows_beside_them_is_listed() -> None:
-    body, _ = Metrics(version="1").exposition()
+    body, _ = Metrics().exposition()
     shown = set(re.findall(r"^# TYPE (\w+)", body.decode(), re.MULTILINE)) - {metric.name for metric in METRICS}
     listed = {row.split("`")[1] for row in rows("The process")}
     assert shown in (listed, set())  # none where there is no /proc

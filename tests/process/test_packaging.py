@@ -23,9 +23,8 @@ from standins.tiny.llama import write_tiny_folder
 from stenograph.cli.main import main
 from stenograph.cli.settings_table import SETTINGS, load_settings
 from stenograph.cluster.worker import WORKER_METRICS
-from stenograph.http.metric_table import METRICS, MetricType
+from stenograph.http.metric_table import METRICS, STORE_METRICS, MetricType
 from stenograph.http.metrics import Metrics
-from stenograph.http.store_metrics import STORE_METRICS
 from stenograph.http.traces.tracing import TRACE_METRICS
 from stenograph.http.weight_metrics import WEIGHT_METRICS
 
@@ -209,7 +208,7 @@ def labels_of_metrics() -> dict[str, set[str]]:
     for metric in EVERY_METRIC:
         for suffix in ("_bucket", "_sum", "_count") if metric.type is MetricType.HISTOGRAM else ("",):
             labels[metric.name + suffix] = {*metric.labels, "worker", *(("le",) if suffix == "_bucket" else ())}
-    of_process = re.findall(r"^# TYPE (process_\w+)", Metrics(version="1").exposition()[0].decode(), re.MULTILINE)
+    of_process = re.findall(r"^# TYPE (process_\w+)", Metrics().exposition()[0].decode(), re.MULTILINE)
     return labels | {name: {"worker"} for name in of_process}
 
 

@@ -1,17 +1,27 @@
 """http/metrics.py alone: what is reported comes out of the exposition, as Prometheus' own parser reads it."""
 
 import math
+from collections.abc import Sequence
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from standins.clock import ManualClock
+from standins.scripted_engine import ScriptedEngine
+from stenograph import __version__
 from stenograph.core.errors import Limit
 from stenograph.core.outcome import TokenFate
-from stenograph.core.stages import Stage
+from stenograph.core.stages import Stage, StageTimes
 from stenograph.core.telemetry import SessionEnd, SessionReport, Telemetry, TurnEnd, TurnReport
 from stenograph.engine.base import EngineCounts, EngineHealth, EngineState, EngineStatus, Outcome
-from stenograph.http.metric_table import BODY_BYTES, DRIFT_CLASSES, METRICS, MetricType
+from stenograph.http.metric_table import BODY_BYTES, DRIFT_CLASSES, METRICS, MetricType, Serving, row
 from stenograph.http.metrics import Metrics
+from stenograph.offload.pool import CpuPool
+from stenograph.session.admission import Limits, Place
+from stenograph.session.manager import SessionManager
+from stenograph.session.services import TurnServices
+from stenograph.session.session import SessionOptions
+from stenograph.text.renderer import Renderer
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -29,13 +39,33 @@ def value(samples: Samples, name: str, **labels: str) -> float:
     return samples[f"stenograph_{name}", tuple(sorted(labels.items()))]
 
 
-def bound(metrics: Metrics) -> Metrics:
-    metrics.bind(num_sessions=lambda: 3, num_in_flight=lambda: 2, engine_ready=lambda: True, engines=tuple)
+class FixedStatuses(ScriptedEngine):
+    """Shows these engines behind it."""
+
+    shown: Sequence[EngineStatus] = ()
+
+    def statuses(self) -> Sequence[EngineStatus]:
+        return self.shown
+
+
+@pytest.fixture
+def serving(renderer: Renderer) -> Serving:
+    """A server without a socket: its manager and its engine."""
+    engine = FixedStatuses(vocab_size=renderer.tokenizer.vocab_size)
+    services = TurnServices(engine=engine, renderer=renderer, pool=CpuPool(1), clock=ManualClock(), timeout_s=None)
+    return Serving(
+        manager=SessionManager(services=services, limits=Limits(max_sessions=1, max_in_flight=1)), engine=engine
+    )
+
+
+def bound(serving: Serving) -> Metrics:
+    metrics = Metrics()
+    metrics.bind(serving)
     return metrics
 
 
 def test_a_committed_turn_is_counted_with_its_tokens_and_times() -> None:
-    metrics = Metrics(version="1")
+    metrics = Metrics()
     metrics.turn_ended(
         TurnReport(
             end=TurnEnd.COMMITTED,
@@ -67,7 +97,7 @@ def test_a_committed_turn_is_counted_with_its_tokens_and_times() -> None:
 
 
 def test_a_bucket_holds_its_upper_bound_and_counts_those_below() -> None:
-    metrics = Metrics(version="1")
+    metrics = Metrics()
     metrics.turn_ended(TurnReport(end=TurnEnd.COMMITTED, itl_s=(0.00005, 0.01, 0.0101, 700.0)))
     samples = scrape(metrics)
     at_most = {
@@ -79,7 +109,7 @@ def test_a_bucket_holds_its_upper_bound_and_counts_those_below() -> None:
 
 
 def test_durations_add_up_over_turns() -> None:
-    metrics = Metrics(version="1")
+    metrics = Metrics()
     for itl_s in ((0.25, 0.5), (), (0.25,)):
         metrics.turn_ended(TurnReport(end=TurnEnd.COMMITTED, num_completion=2, itl_s=itl_s))
     samples = scrape(metrics)
@@ -89,7 +119,7 @@ def test_durations_add_up_over_turns() -> None:
 
 
 def test_a_failed_turn_is_counted_by_code_and_law_and_its_tokens_are_wasted() -> None:
-    metrics = Metrics(version="1")
+    metrics = Metrics()
     for law in ("logprob_is_finite", "a law that nobody knew", "a law that nobody knew"):
         metrics.turn_ended(TurnReport(end=TurnEnd.FAILED, code="upstream_invalid", law=law, num_completion=5))
     metrics.turn_ended(TurnReport(end=TurnEnd.FAILED, code='a "new"\ncode'))
@@ -105,7 +135,7 @@ def test_a_failed_turn_is_counted_by_code_and_law_and_its_tokens_are_wasted() ->
 
 
 def test_an_aborted_turn_is_counted_beside_its_end() -> None:
-    metrics = Metrics(version="1")
+    metrics = Metrics()
     metrics.turn_ended(TurnReport(end=TurnEnd.COMMITTED, was_aborted=True))
     metrics.turn_ended(TurnReport(end=TurnEnd.ABANDONED))
     samples = scrape(metrics)
@@ -114,14 +144,14 @@ def test_an_aborted_turn_is_counted_beside_its_end() -> None:
 
 
 def test_a_reply_is_counted_once_whether_or_not_the_turn_knew_of_it() -> None:
-    metrics = Metrics(version="1")
+    metrics = Metrics()
     metrics.turn_ended(TurnReport(end=TurnEnd.COMMITTED, stages_s={Stage.REPLY: 0.5}))
     metrics.reply_delivered(0.5)
     assert value(scrape(metrics), "stage_seconds_count", stage="reply") == 1
 
 
 def test_answers_limits_retries_sessions_and_drift_are_counted() -> None:
-    metrics = Metrics(version="1")
+    metrics = Metrics()
     metrics.error_sent("session_busy")
     metrics.limit_hit(Limit.SESSIONS)
     metrics.limit_hit(BODY_BYTES)
@@ -146,26 +176,25 @@ def test_answers_limits_retries_sessions_and_drift_are_counted() -> None:
     }
 
 
-def test_gauges_are_read_at_each_scrape_and_absent_before_they_are_bound() -> None:
-    metrics = Metrics(version="0.1.0")
+def test_gauges_are_read_at_each_scrape_and_absent_before_they_are_bound(serving: Serving) -> None:
+    metrics = Metrics()
     names = {name for name, _ in scrape(metrics)}
     assert not names & {"stenograph_sessions", "stenograph_turns_in_flight", "stenograph_engine_ready"}
-    sessions: list[int] = []
-    ready = [False]
-    metrics.bind(
-        num_sessions=lambda: len(sessions), num_in_flight=lambda: 2, engine_ready=lambda: ready[0], engines=tuple
-    )
+    metrics.bind(serving)
     first = scrape(metrics)
-    sessions.append(1)
-    ready[0] = True
+    session = serving.manager.sessions.create(SessionOptions())
+    place = serving.manager.admit(session, stages=StageTimes(start=0.0))
     second = scrape(metrics)
     assert [value(samples, "sessions") for samples in (first, second)] == [0, 1]
-    assert [value(samples, "engine_ready") for samples in (first, second)] == [0, 1]
-    assert value(second, "turns_in_flight") == 2
-    assert value(second, "build_info", version="0.1.0") == 1
+    assert [value(samples, "turns_in_flight") for samples in (first, second)] == [0, 1]
+    assert isinstance(place, Place)
+    with place:
+        pass
+    assert value(scrape(metrics), "turns_in_flight") == 0
+    assert value(second, "build_info", version=__version__) == 1
 
 
-def test_each_engine_is_shown_by_name_and_what_a_fleet_counts_of_a_fleet_alone() -> None:
+def test_each_engine_is_shown_by_name_and_what_a_fleet_counts_of_a_fleet_alone(serving: Serving) -> None:
     down = EngineHealth(state=EngineState.DOWN, detail="gone")
     counts = EngineCounts(outcomes={Outcome.MOVED: 2}, num_expected_cached=70, num_cached=64)
     shown = [
@@ -173,9 +202,9 @@ def test_each_engine_is_shown_by_name_and_what_a_fleet_counts_of_a_fleet_alone()
         EngineStatus(name="http://b", engine="e", health=down, num_running=0, counts=counts),
         EngineStatus(name="embedded", engine="e", health=down, num_running=0),
     ]
-    metrics = Metrics(version="1")
-    metrics.bind(num_sessions=lambda: 0, num_in_flight=lambda: 0, engine_ready=lambda: True, engines=lambda: shown)
-    samples = scrape(metrics)
+    assert isinstance(serving.engine, FixedStatuses)
+    serving.engine.shown = shown
+    samples = scrape(bound(serving))
     assert [value(samples, "engine_up", engine=one.name) for one in shown] == [1, 0, 0]
     running = "engine_turns_in_flight"
     assert [value(samples, running, engine=one.name) for one in shown] == [3, 0, 0]
@@ -186,8 +215,8 @@ def test_each_engine_is_shown_by_name_and_what_a_fleet_counts_of_a_fleet_alone()
     assert ("stenograph_engine_cached_tokens_total", (("engine", "http://a"),)) not in samples
 
 
-def test_two_apps_in_one_process_share_nothing() -> None:
-    one, other = bound(Metrics(version="1")), bound(Metrics(version="2"))
+def test_two_apps_in_one_process_share_nothing(serving: Serving) -> None:
+    one, other = bound(serving), bound(serving)
     one.turn_ended(TurnReport(end=TurnEnd.FAILED, law="only_here", itl_s=(0.1,)))
     samples = scrape(other)
     assert value(samples, "turns_total", end="failed") == 0
@@ -196,7 +225,7 @@ def test_two_apps_in_one_process_share_nothing() -> None:
 
 
 def test_every_known_label_value_is_shown_from_the_start() -> None:
-    shown = scrape(Metrics(version="1"))
+    shown = scrape(Metrics())
     for metric in METRICS:
         if metric.by_engine:
             continue
@@ -207,8 +236,8 @@ def test_every_known_label_value_is_shown_from_the_start() -> None:
     assert {metric.values for metric in METRICS if metric.label == "limit"} == {(*Limit, BODY_BYTES)}
 
 
-def test_what_is_shown_is_the_table_and_the_process() -> None:
-    body, _ = bound(Metrics(version="1")).exposition()
+def test_what_is_shown_is_the_table_and_the_process(serving: Serving) -> None:
+    body, _ = bound(serving).exposition()
     headers = [line.split(" ")[2:] for line in body.decode().splitlines() if line.startswith("# TYPE ")]
     ours = [(name, kind) for name, kind in headers if not name.startswith("process_")]
     assert ours == [(metric.name, metric.type) for metric in METRICS]
@@ -223,6 +252,11 @@ def test_names_and_buckets_keep_prometheus_conventions(metric) -> None:
 
 
 def test_it_is_a_telemetry_and_says_what_it_holds_in_a_line() -> None:
-    metrics: Telemetry = Metrics(version="1")
+    metrics: Telemetry = Metrics()
     metrics.turn_ended(TurnReport(end=TurnEnd.UNRECORDED))
     assert repr(metrics) == "<Metrics 1 turns, 0 errors>"
+
+
+def test_a_row_that_names_a_field_which_its_source_has_not_is_no_metric() -> None:
+    with pytest.raises(ValueError, match="no num_nothing"):
+        row("stenograph_nothing_total", MetricType.COUNTER, "Nothing.", TurnReport, "num_nothing")

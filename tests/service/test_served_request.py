@@ -25,9 +25,7 @@ CLOSE = b"GET / HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n"
 async def serving(app: ASGIApp) -> AsyncGenerator[int]:
     """A socket on which an application is served: its port."""
     config = uvicorn.Config(app, lifespan="off", interface="asgi3", log_config=None)
-    made: Callable[..., asyncio.Protocol] = connections_of(
-        Settings(), Metrics(version="0"), lambda error: refusal(error, None)
-    )
+    made: Callable[..., asyncio.Protocol] = connections_of(Settings(), Metrics(), lambda error: refusal(error, None))
     state = ServerState()
     server = await asyncio.get_running_loop().create_server(lambda: made(config, state, {}), "127.0.0.1", 0)
     try:

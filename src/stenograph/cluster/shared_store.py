@@ -3,12 +3,10 @@
 What a server without `--store` never imports.
 """
 
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import cast
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
 from starlette.types import ASGIApp
 
 from stenograph.cluster.all_servers import AllServers
@@ -23,11 +21,10 @@ from stenograph.cluster.shared_parts import SharedParts
 from stenograph.core.clock import SystemClock
 from stenograph.core.errors import StorageUnavailable
 from stenograph.http.bulk_parts import OwnParts, SessionParts
-from stenograph.http.metric_table import Metric, MetricType
+from stenograph.http.metric_table import COUNTER, GAUGE, row
 from stenograph.http.metrics import Metrics
 from stenograph.http.processes import Processes, ServedApp
 from stenograph.http.settings import Settings
-from stenograph.http.store_metrics import families
 from stenograph.session.manager import SessionManager
 from stenograph.store.base import SessionStore
 from stenograph.store.folder import DataFolder
@@ -35,40 +32,54 @@ from stenograph.store.folder import DataFolder
 MIN_TIMEOUT_S = 5.0
 """Longest time that a statement may take, where the lease is shorter."""
 
-LEASE = Metric(
-    name="stenograph_lease_held",
-    type=MetricType.GAUGE,
-    help="1 while this server may answer for sessions in a shared database, 0 while it could not renew its lease.",
+OWNER_METRICS = (
+    row(
+        "stenograph_lease_held",
+        GAUGE,
+        "1 while this server may answer for sessions in a shared database, 0 while it could not renew its lease.",
+        PostgresStore,
+        lambda store: store.owner.is_held,
+    ),
+    row(
+        "stenograph_leases_lost_total",
+        COUNTER,
+        "Times that it could not be renewed, and all sessions left memory.",
+        PostgresStore,
+        lambda store: store.owner.num_lost,
+    ),
+    row(
+        "stenograph_database_away_total",
+        COUNTER,
+        "Questions about the lease that the shared database did not answer.",
+        PostgresStore,
+        lambda store: store.owner.num_away,
+    ),
+    row(
+        "stenograph_sessions_taken_over_total",
+        COUNTER,
+        "Sessions that this server took over from another, whose lease had run out.",
+        PostgresStore,
+        lambda store: store.num_taken,
+    ),
+    row(
+        "stenograph_store_fenced_rows_total",
+        COUNTER,
+        "Rows that the shared database refused because their session was another server's by then.",
+        PostgresStore,
+        lambda store: store.num_refused,
+    ),
+    row(
+        "stenograph_requests_passed_on_total",
+        COUNTER,
+        "Requests passed on to the server that has their session, and those of them that it did not answer.",
+        Nodes,
+        lambda nodes: {
+            "answered": nodes.num_passed_on - nodes.num_unreachable,
+            "unreachable": nodes.num_unreachable,
+        },
+        label=("outcome", ("answered", "unreachable")),
+    ),
 )
-LEASES_LOST = Metric(
-    name="stenograph_leases_lost_total",
-    type=MetricType.COUNTER,
-    help="Times that it could not be renewed, and all sessions left memory.",
-)
-DATABASE_AWAY = Metric(
-    name="stenograph_database_away_total",
-    type=MetricType.COUNTER,
-    help="Questions about the lease that the shared database did not answer.",
-)
-TAKEN_OVER = Metric(
-    name="stenograph_sessions_taken_over_total",
-    type=MetricType.COUNTER,
-    help="Sessions that this server took over from another, whose lease had run out.",
-)
-FENCED = Metric(
-    name="stenograph_store_fenced_rows_total",
-    type=MetricType.COUNTER,
-    help="Rows that the shared database refused because their session was another server's by then.",
-)
-PASSED_ON = Metric(
-    name="stenograph_requests_passed_on_total",
-    type=MetricType.COUNTER,
-    help="Requests passed on to the server that has their session, and those of them that it did not answer.",
-    label="outcome",
-    values=("answered", "unreachable"),
-)
-
-OWNER_METRICS = (LEASE, LEASES_LOST, DATABASE_AWAY, TAKEN_OVER, FENCED, PASSED_ON)
 
 
 @asynccontextmanager
@@ -106,32 +117,6 @@ async def prepare_database(settings: Settings) -> None:
 
 def _timeout_s(settings: Settings) -> float:
     return max(settings.lease_s, MIN_TIMEOUT_S)
-
-
-class OwnerMetrics(Collector):
-    """Reads the counts of a server that shares a database with others."""
-
-    def __init__(self, store: PostgresStore, nodes: Nodes) -> None:
-        self._store = store
-        self._nodes = nodes
-
-    def __repr__(self) -> str:
-        return f"<OwnerMetrics of {self._store!r}>"
-
-    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        """The families of `OWNER_METRICS`, in that order."""
-        owner, nodes = self._store.owner, self._nodes
-        passed_on = {"answered": nodes.num_passed_on - nodes.num_unreachable, "unreachable": nodes.num_unreachable}
-        yield from families(
-            {
-                LEASE: {"": owner.is_held},
-                LEASES_LOST: {"": owner.num_lost},
-                DATABASE_AWAY: {"": owner.num_away},
-                TAKEN_OVER: {"": self._store.num_taken},
-                FENCED: {"": self._store.num_refused},
-                PASSED_ON: passed_on,
-            }
-        )
 
 
 class Cluster(Processes):
@@ -174,7 +159,7 @@ class Cluster(Processes):
             timeout_s=settings.request_timeout_s + settings.abort_grace_s,
             sockets=() if self._place is None else self._place.sockets,
         )
-        metrics.register(OwnerMetrics(store, self.nodes))
+        metrics.show(OWNER_METRICS, store, self.nodes)
 
     def all_parts(self, own: OwnParts) -> SessionParts:
         return own if self.nodes is None else SharedParts(own=own, nodes=self.nodes)

@@ -3,13 +3,11 @@
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import cast
 
 import uvicorn
-from prometheus_client.core import CounterMetricFamily
-from prometheus_client.registry import Collector
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
@@ -24,13 +22,13 @@ from stenograph.cluster.peer_connection import PeerConnection
 from stenograph.cluster.peer_routes import PeerRoutes
 from stenograph.cluster.peers import Peers
 from stenograph.cluster.place import WorkerPlace
-from stenograph.cluster.shared_capacity import CapacityPage, SharedCapacity
+from stenograph.cluster.shared_capacity import SharedCapacity
 from stenograph.cluster.shared_store import Cluster
 from stenograph.cluster.state_file import StateFile
 from stenograph.core.errors import StenographError
 from stenograph.http.bulk_parts import OwnParts, SessionParts
 from stenograph.http.connection import connections_of
-from stenograph.http.metric_table import Metric, MetricType
+from stenograph.http.metric_table import COUNTER, row
 from stenograph.http.processes import Board, LateParts, ServedApp
 from stenograph.http.settings import Settings
 from stenograph.session.admission import Limits
@@ -39,28 +37,34 @@ from stenograph.session.weights import SyncState
 
 log = logging.getLogger(__name__)
 
-FORWARDED = Metric(
-    name="stenograph_requests_forwarded_total",
-    type=MetricType.COUNTER,
-    help="Requests that this process passed on to the one that has their session.",
-)
-FORWARDS_FAILED = Metric(
-    name="stenograph_forwards_failed_total",
-    type=MetricType.COUNTER,
-    help="Those of them whose process was away for too long, or ended before it had answered.",
-)
-RESTARTS = Metric(
-    name="stenograph_worker_restarts_total",
-    type=MetricType.COUNTER,
-    help="Times that this process was started again after it had ended.",
-)
-
 IN_DOUBT = (
     "a change of weights was cut off by the end of this process, and which weights the engines have is not known: turns"
     " wait until it is sent again, or until POST /continue_generation lets them go on with what there is"
 )
 
-WORKER_METRICS = (FORWARDED, FORWARDS_FAILED, RESTARTS)
+WORKER_METRICS = (
+    row(
+        "stenograph_requests_forwarded_total",
+        COUNTER,
+        "Requests that this process passed on to the one that has their session.",
+        Forwarded,
+        lambda forwarded: forwarded.num_passed_on,
+    ),
+    row(
+        "stenograph_forwards_failed_total",
+        COUNTER,
+        "Those of them whose process was away for too long, or ended before it had answered.",
+        Forwarded,
+        lambda forwarded: forwarded.num_refused,
+    ),
+    row(
+        "stenograph_worker_restarts_total",
+        COUNTER,
+        "Times that this process was started again after it had ended.",
+        WorkerPlace,
+        lambda place: place.page.num_restarts(place.number),
+    ),
+)
 
 
 class Worker(Cluster):
@@ -139,7 +143,7 @@ class Worker(Cluster):
             file=self.file,
         )
         self._routes.follow()
-        app.metrics.register(WorkerMetrics(self._forwarded, self.place.page, self.place.number))
+        app.metrics.show(WORKER_METRICS, self._forwarded, self.place)
 
     def serving(self, guarded: ASGIApp, app: ServedApp) -> ASGIApp:
         assert self._routes is not None, "a worker is wired before it is configured"
@@ -204,23 +208,3 @@ class Worker(Cluster):
         if self._moments is not None:
             await self._moments.aclose()
         await self._peers.aclose()
-
-
-class WorkerMetrics(Collector):
-    """Reads the counts of one worker."""
-
-    def __init__(self, forwarded: Forwarded, page: CapacityPage, worker: int) -> None:
-        self._forwarded = forwarded
-        self._page = page
-        self._worker = worker
-
-    def __repr__(self) -> str:
-        return f"<WorkerMetrics of worker {self._worker}>"
-
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        """The families of `WORKER_METRICS`, in that order."""
-        numbers = (self._forwarded.num_passed_on, self._forwarded.num_refused, self._page.num_restarts(self._worker))
-        for metric, number in zip(WORKER_METRICS, numbers, strict=True):
-            family = CounterMetricFamily(metric.name, metric.help)
-            family.add_metric([], number)
-            yield family

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from stenograph import __version__
 from stenograph.core.clock import Clock, SystemClock
 from stenograph.core.day import Day
 from stenograph.core.errors import InvalidRequest, StartupError, StorageLost
@@ -20,7 +19,7 @@ from stenograph.core.settings import Switch
 from stenograph.dialects.base import Spoken
 from stenograph.dialects.common.errors import refusal_of
 from stenograph.dialects.common.template_input import check_template_kwargs
-from stenograph.engine.base import Engine, EngineState
+from stenograph.engine.base import Engine
 from stenograph.engine.settings import EngineKind
 from stenograph.families.load import check_renderer, load_renderer
 from stenograph.http.auth import Doorman
@@ -31,6 +30,7 @@ from stenograph.http.dialects import spoken_by
 from stenograph.http.engines import make_engine
 from stenograph.http.lifecycle import keep_house, start_engine
 from stenograph.http.listen import url_of
+from stenograph.http.metric_table import STORE_METRICS, Serving
 from stenograph.http.metrics import Metrics
 from stenograph.http.mounts import App
 from stenograph.http.processes import Processes
@@ -38,10 +38,9 @@ from stenograph.http.rule_files import check_files, side_rules_of
 from stenograph.http.server import run_uvicorn
 from stenograph.http.settings import Settings
 from stenograph.http.storage import held_folder, model_mark
-from stenograph.http.store_metrics import StoreMetrics
 from stenograph.http.tracing import RouteTracing
 from stenograph.http.turn_route import TurnRoute
-from stenograph.http.weight_metrics import WeightMetrics
+from stenograph.http.weight_metrics import WEIGHT_METRICS
 from stenograph.model.fetch import resolve_model
 from stenograph.model.files import ModelFiles, load_model_files
 from stenograph.model.progress import Progress
@@ -136,7 +135,7 @@ def make_app(
     has one.
     """
     processes = processes or Processes()
-    metrics, share, body_slots = Metrics(version=__version__), LoopShare(), body_slots or BodySlots(settings.body_slots)
+    metrics, share, body_slots = Metrics(), LoopShare(), body_slots or BodySlots(settings.body_slots)
     services = _services(settings, engine, renderer, pool, share, clock)
     spoken = spoken or spoken_by(settings, renderer, model)
     manager = _make_manager(settings, services, metrics, store, mark or ModelMark(name=model), processes)
@@ -144,7 +143,7 @@ def make_app(
     processes.find_others(settings, manager, metrics)
     openings = KeyedOpenings(manager, processes.opened_elsewhere(has_store=store is not None))
     sync = WeightSync(engine, services.weights, lambda: manager.abort(None), processes.followers)
-    metrics.register(WeightMetrics(sync))
+    metrics.show(WEIGHT_METRICS, sync)
     late = cache(
         lambda: entry(LATE_ROUTES)(
             *(settings, services, doorman, metrics, sync),
@@ -291,14 +290,9 @@ def _make_manager(
         digits=processes.digits,
     )
     if shelf is not None:
-        metrics.register(StoreMetrics(shelf, manager))
+        metrics.show(STORE_METRICS, shelf, manager)
     engine.report_grammar_times(metrics.grammar_took)
-    metrics.bind(
-        num_sessions=lambda: manager.sessions.num_sessions,
-        num_in_flight=lambda: manager.num_in_flight,
-        engine_ready=lambda: engine.health().state is EngineState.READY,
-        engines=engine.statuses,
-    )
+    metrics.bind(Serving(manager=manager, engine=engine))
     return manager
 
 

@@ -1,19 +1,31 @@
-"""The table of the server's metrics: their names, types, labels and meanings, from which docs/metrics.md is checked.
+"""The table of the server's metrics: a row has a metric's name, type, meaning and labels, and how its value is read.
 
-Label values are never a client's words. Laws and error codes are open sets, but each is written in our own code, which
-bounds them; the others are enums. Counts nothing: metrics.py does.
+A row is all that a metric needs: `METRICS` is the exposition, and docs/metrics.md is checked against it. Label values
+are never a client's words. Laws and error codes are open sets, but each is written in our own code, which bounds them;
+the others are enums. Counts nothing: metrics.py does.
 """
 
 import enum
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Never, TypeVar
 
+from stenograph import __version__
 from stenograph.core.errors import Limit, StenographError
 from stenograph.core.kinds import StrandKind
 from stenograph.core.outcome import NO_VERDICT, RolloutVerdict, TokenFate
 from stenograph.core.stages import Stage
-from stenograph.core.telemetry import GrammarStep, SessionEnd, TurnEnd
-from stenograph.engine.base import Outcome
+from stenograph.core.telemetry import GrammarStep, SessionEnd, SessionReport, TurnEnd, TurnReport
+from stenograph.engine.base import Engine, EngineCounts, EngineState, EngineStatus, Outcome
+from stenograph.session.manager import SessionManager
+from stenograph.session.shelf import Shelf
+
+S = TypeVar("S")
+Source = type[object]
+
+Reading = float | str | Sequence[str] | Mapping[str, float] | Sequence[float] | None
+"""A number; of a counter with a label one value or several, each counted once, or numbers by value; a histogram's
+duration or durations; None where the source has none."""
 
 BODY_BYTES = "body_bytes"
 """The one limit that is not a `Limit`: the server refuses a body with more bytes with 413."""
@@ -25,8 +37,6 @@ _STAGE_BOUNDS_S = (
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0),
 )
 """A stage takes anything from a dictionary look-up to a long generation."""
-_TTFT_BOUNDS_S = _STAGE_BOUNDS_S[3:]
-"""Nothing gets from a socket to a token in less than a millisecond."""
 _TOKEN_BOUNDS_S = (
     *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1),
     *(0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0, 600.0),
@@ -47,33 +57,62 @@ class MetricType(enum.StrEnum):
     HISTOGRAM = "histogram"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+COUNTER, GAUGE, HISTOGRAM = MetricType
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Metric:
     """One metric. `values` of its one label are shown from the start, at 0; `is_open`: others may come.
 
-    `bounds` are the upper ends of a histogram's buckets, ascending, without the infinite one. `by_engine`: read of each
-    engine at the time of a scrape, whose name is the label before the other. Equal only to itself.
+    `read` takes its value from a source, an `of`, or names the source's field: from each `TurnReport` and
+    `SessionReport` when it comes, from each engine's `EngineStatus` and any other source at the time of a scrape.
+    Without it the metric is counted by name. `bounds` are the upper ends of a histogram's buckets, ascending, without
+    the infinite one. Equal only to itself.
     """
 
     name: str
     type: MetricType
     help: str
+    of: Source | None = None
+    read: str | Callable[[Never], Reading] | None = None
     label: str | None = None
     values: tuple[str, ...] = ()
     is_open: bool = False
     bounds: tuple[float, ...] = ()
-    by_engine: bool = False
 
     def __post_init__(self) -> None:
         if (self.label is None) != (not self.values and not self.is_open):
             raise ValueError(f"{self.name}: label values without a label, or a label without values")
         if (self.type is MetricType.HISTOGRAM) != bool(self.bounds):
             raise ValueError(f"{self.name}: a histogram, and nothing else, has bounds")
+        if isinstance(self.read, str) and not hasattr(self.of, self.read):
+            raise ValueError(f"{self.name}: {self.of} has no {self.read}")
+
+    @property
+    def by_engine(self) -> bool:
+        """Whether each engine has its own, whose name is the label before the other."""
+        return self.of is EngineStatus
 
     @property
     def labels(self) -> tuple[str, ...]:
         """Names of the labels: the engine's where there is one, and the other, if any."""
         return (*((ENGINE_LABEL,) if self.by_engine else ()), *(() if self.label is None else (self.label,)))
+
+
+def row(
+    name: str,
+    type_: MetricType,
+    meaning: str,
+    of: type[S] | None = None,
+    read: str | Callable[[S], Reading] | None = None,
+    *,
+    label: tuple[str, Iterable[str]] | None = None,
+    is_open: bool = False,
+    bounds: tuple[float, ...] = (),
+) -> Metric:
+    """A metric, with the name and the values of its label. Without a source it is counted by name."""
+    called, values = label or (None, ())
+    return Metric(name, type_, meaning, of, read, called, tuple(dict.fromkeys(map(str, values))), is_open, bounds)
 
 
 def _error_codes(kind: type[StenographError] = StenographError) -> Iterator[str]:
@@ -85,185 +124,345 @@ def _error_codes(kind: type[StenographError] = StenographError) -> Iterator[str]
         yield from _error_codes(child)
 
 
-def _counter(
-    name: str, meaning: str, *, label: str | None = None, values: Iterable[str] = (), is_open: bool = False
-) -> Metric:
-    once = tuple(dict.fromkeys(map(str, values)))
-    return Metric(name=name, type=MetricType.COUNTER, help=meaning, label=label, values=once, is_open=is_open)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """The server at the time of a scrape."""
+
+    manager: SessionManager
+    engine: Engine
 
 
-def _gauge(name: str, meaning: str, *, label: str | None = None) -> Metric:
-    return Metric(name=name, type=MetricType.GAUGE, help=meaning, label=label, is_open=label is not None)
+def _of_fleet(read: Callable[[EngineCounts], Reading]) -> Callable[[EngineStatus], Reading]:
+    """A reading of an engine of several: a single one has no such numbers."""
+    return lambda engine: None if engine.counts is None else read(engine.counts)
 
 
-def _of_engine(
-    name: str, type_: MetricType, meaning: str, *, label: str | None = None, values: Iterable[str] = ()
-) -> Metric:
-    once = tuple(map(str, values))
-    return Metric(name=name, type=type_, help=meaning, label=label, values=once, by_engine=True)
-
-
-def _histogram(
-    name: str, meaning: str, bounds: tuple[float, ...], *, label: str | None = None, values: Iterable[str] = ()
-) -> Metric:
-    once = tuple(map(str, values))
-    return Metric(name=name, type=MetricType.HISTOGRAM, help=meaning, label=label, values=once, bounds=bounds)
-
-
-TURNS = _counter("stenograph_turns_total", "Turns, by how they ended.", label="end", values=TurnEnd)
-LABELLED_TURNS = _counter(
-    "stenograph_labelled_turns_total",
-    "Turns of sessions whose requests a rule labels, by the kind that it says.",
-    label="kind",
-    values=StrandKind,
-)
-TURN_FAILURES = _counter(
-    "stenograph_turn_failures_total",
-    "Turns that failed, by the error's code.",
-    label="code",
-    values=sorted(_error_codes()),
-    is_open=True,
-)
-UPSTREAM_INVALID = _counter(
-    "stenograph_upstream_invalid_total",
-    "Turns whose engine sent an invalid reply (502), by the law that it broke.",
-    label="law",
-    is_open=True,
-)
-TURNS_ABORTED = _counter(
-    "stenograph_turns_aborted_total", "Turns that the engine ended early, with finish reason abort."
-)
-STAGE = _histogram(
+TURNS = row("stenograph_turns_total", COUNTER, "Turns, by how they ended.", TurnReport, "end", label=("end", TurnEnd))
+STAGE = row(
     "stenograph_stage_seconds",
+    HISTOGRAM,
     "Time that a turn spent in a stage; render, tokenize, queue and prefill are the parts of the time to the first "
     "token.",
-    _STAGE_BOUNDS_S,
-    label="stage",
-    values=Stage,
+    label=("stage", Stage),
+    bounds=_STAGE_BOUNDS_S,
 )
-TTFT = _histogram(
-    "stenograph_ttft_seconds", "Time from a request's first byte to its first token; streaming engines.", _TTFT_BOUNDS_S
+TTFT = row(
+    "stenograph_ttft_seconds",
+    HISTOGRAM,
+    "Time from a request's first byte to its first token; streaming engines.",
+    TurnReport,
+    "ttft_s",
+    bounds=_STAGE_BOUNDS_S[3:],  # nothing gets from a socket to a token in less than a millisecond
 )
-TPOT = _histogram(
-    "stenograph_tpot_seconds",
-    "Mean time per token of a turn, after its first step; streaming engines.",
-    _TOKEN_BOUNDS_S,
-)
-ITL = _histogram(
-    "stenograph_itl_seconds", "Time between two steps that sampled tokens; streaming engines.", _TOKEN_BOUNDS_S
-)
-GRAMMAR = _histogram(
+GRAMMAR = row(
     "stenograph_grammar_seconds",
+    HISTOGRAM,
     "Time the embedded engine spent on grammars: compiling one, filling a token's mask, accepting a token.",
-    _GRAMMAR_BOUNDS_S,
-    label="step",
-    values=GrammarStep,
+    label=("step", GrammarStep),
+    bounds=_GRAMMAR_BOUNDS_S,
 )
-PROMPT_TOKENS = _counter(
-    "stenograph_prompt_tokens_total", "Prompt tokens of the turns that got a reply, cached ones included."
+PROMPT_TOKENS = row(
+    "stenograph_prompt_tokens_total",
+    COUNTER,
+    "Prompt tokens of the turns that got a reply, cached ones included.",
+    TurnReport,
+    "num_prompt",
 )
-COMPLETION_TOKENS = _counter("stenograph_completion_tokens_total", "Sampled tokens, wasted ones included.")
-KEPT_TOKENS = _counter(
-    "stenograph_kept_prompt_tokens_total",
-    "Prompt tokens that were in the session's line before the turn; an engine need not compute them again.",
+COMPLETION_TOKENS = row(
+    "stenograph_completion_tokens_total", COUNTER, "Sampled tokens, wasted ones included.", TurnReport, "num_completion"
 )
-CACHED_TOKENS = _counter("stenograph_cached_tokens_total", "Prompt tokens that the engine did not compute again.")
-ABORTED_TOKENS = _counter(
-    "stenograph_aborted_tokens_total", "Tokens of turns that the engine ended early, with finish reason abort."
+WASTED_TOKENS = row("stenograph_wasted_tokens_total", COUNTER, "Sampled tokens of turns that failed or were abandoned.")
+ABORTED_TOKENS = row(
+    "stenograph_aborted_tokens_total", COUNTER, "Tokens of turns that the engine ended early, with finish reason abort."
 )
-WASTED_TOKENS = _counter("stenograph_wasted_tokens_total", "Sampled tokens of turns that failed or were abandoned.")
-REWRITES = _counter("stenograph_rewrites_total", "Changes to what clients sent, by rule.", label="rule", is_open=True)
-DISCARDED_TURNS = _counter(
-    "stenograph_discarded_turns_total", "Committed turns that a later turn of their session replaced."
+REWRITES = row(
+    "stenograph_rewrites_total", COUNTER, "Changes to what clients sent, by rule.", label=("rule", ()), is_open=True
 )
-DISCARDED_TOKENS = _counter(
-    "stenograph_discarded_tokens_total", "Sampled tokens of the committed turns that a later turn replaced."
-)
-ERRORS = _counter(
+ERRORS = row(
     "stenograph_errors_total",
+    COUNTER,
     "Error responses sent to clients, by code.",
-    label="code",
-    values=sorted(_error_codes()),
+    label=("code", sorted(_error_codes())),
     is_open=True,
 )
-LIMITS = _counter(
+LIMITS = row(
     "stenograph_limits_total",
+    COUNTER,
     "Requests refused by a limit or answered with nothing, by limit.",
-    label="limit",
-    values=[*Limit, BODY_BYTES],
+    label=("limit", [*Limit, BODY_BYTES]),
 )
-RETRIES = _counter(
+RETRIES = row(
     "stenograph_retries_total",
+    COUNTER,
     "Repeated requests that joined a running turn or got a finished turn's reply again.",
-    label="answer",
-    values=["joined", "redelivered"],
+    label=("answer", ["joined", "redelivered"]),
 )
-SESSIONS_ENDED = _counter(
-    "stenograph_sessions_ended_total", "Sessions that ended, by reason.", label="end", values=SessionEnd
-)
-OUTCOMES = _counter(
-    "stenograph_session_outcomes_total",
-    "Sessions that ended, by the verdict of their outcome; none: they ended without one.",
-    label="verdict",
-    values=[*RolloutVerdict, NO_VERDICT],
-)
-ENDED_TOKENS = _counter(
-    "stenograph_ended_session_tokens_total",
-    "Sampled tokens of sessions that ended, each once, by what became of them.",
-    label="fate",
-    values=TokenFate,
-)
-DRIFT = _counter(
+DRIFT = row(
     "stenograph_drift_total",
+    COUNTER,
     "Differences between recorded tokens and a new render of their messages, by class.",
-    label="class",
-    values=DRIFT_CLASSES,
+    label=("class", DRIFT_CLASSES),
 )
-UNASKED_REPLAY = _counter(
-    "stenograph_unasked_replay_total",
-    "Replay payloads in replies to turns that did not request them; they are not recorded.",
-    label="payload",
-    values=["routed_experts", "indexer_topk"],
+LOOP_LAG = row(
+    "stenograph_loop_lag_seconds",
+    HISTOGRAM,
+    "How late the event loop's heartbeat, due every 10 ms, came.",
+    bounds=_TOKEN_BOUNDS_S,
 )
-LOOP_LAG = _histogram(
-    "stenograph_loop_lag_seconds", "How late the event loop's heartbeat, due every 10 ms, came.", _TOKEN_BOUNDS_S
-)
-SESSIONS = _gauge("stenograph_sessions", "Sessions held now, including those being deleted.")
-TURNS_IN_FLIGHT = _gauge("stenograph_turns_in_flight", "Turns running now.")
-ENGINE_READY = _gauge("stenograph_engine_ready", "1 if the engine takes turns now, else 0.")
-ENGINE_UP = _of_engine("stenograph_engine_up", MetricType.GAUGE, "1 if this engine takes turns now, else 0.")
-ENGINE_RUNNING = _of_engine(
-    "stenograph_engine_turns_in_flight", MetricType.GAUGE, "This server's turns that the engine is running now."
-)
-ENGINE_REQUESTS = _of_engine(
-    "stenograph_engine_requests_total",
-    MetricType.COUNTER,
-    "Turns given to this engine of a fleet, by how they ended; moved turns went on to another engine.",
-    label="outcome",
-    values=Outcome,
-)
-ENGINE_EXPECTED_CACHED = _of_engine(
-    "stenograph_engine_expected_cached_tokens_total",
-    MetricType.COUNTER,
-    "Prompt tokens that the session's last turn had left in the cache of this engine of a fleet.",
-)
-ENGINE_CACHED = _of_engine(
-    "stenograph_engine_cached_tokens_total",
-    MetricType.COUNTER,
-    "Prompt tokens of the same turns that this engine of a fleet did not compute again.",
-)
-BUILD_INFO = _gauge("stenograph_build_info", "Always 1; the label is the running version.", label="version")
 
 METRICS: tuple[Metric, ...] = (
-    *(TURNS, LABELLED_TURNS, TURN_FAILURES, UPSTREAM_INVALID, TURNS_ABORTED),
-    *(STAGE, TTFT, TPOT, ITL, GRAMMAR),
-    *(PROMPT_TOKENS, COMPLETION_TOKENS, KEPT_TOKENS, CACHED_TOKENS, ABORTED_TOKENS, WASTED_TOKENS),
+    TURNS,
+    row(
+        "stenograph_labelled_turns_total",
+        COUNTER,
+        "Turns of sessions whose requests a rule labels, by the kind that it says.",
+        TurnReport,
+        "kind",
+        label=("kind", StrandKind),
+    ),
+    row(
+        "stenograph_turn_failures_total",
+        COUNTER,
+        "Turns that failed, by the error's code.",
+        TurnReport,
+        "code",
+        label=("code", sorted(_error_codes())),
+        is_open=True,
+    ),
+    row(
+        "stenograph_upstream_invalid_total",
+        COUNTER,
+        "Turns whose engine sent an invalid reply (502), by the law that it broke.",
+        TurnReport,
+        "law",
+        label=("law", ()),
+        is_open=True,
+    ),
+    row(
+        "stenograph_turns_aborted_total",
+        COUNTER,
+        "Turns that the engine ended early, with finish reason abort.",
+        TurnReport,
+        "was_aborted",
+    ),
+    STAGE,
+    TTFT,
+    row(
+        "stenograph_tpot_seconds",
+        HISTOGRAM,
+        "Mean time per token of a turn, after its first step; streaming engines.",
+        TurnReport,
+        "tpot_s",
+        bounds=_TOKEN_BOUNDS_S,
+    ),
+    row(
+        "stenograph_itl_seconds",
+        HISTOGRAM,
+        "Time between two steps that sampled tokens; streaming engines.",
+        TurnReport,
+        "itl_s",
+        bounds=_TOKEN_BOUNDS_S,
+    ),
+    GRAMMAR,
+    PROMPT_TOKENS,
+    COMPLETION_TOKENS,
+    row(
+        "stenograph_kept_prompt_tokens_total",
+        COUNTER,
+        "Prompt tokens that were in the session's line before the turn; an engine need not compute them again.",
+        TurnReport,
+        "num_kept",
+    ),
+    row(
+        "stenograph_cached_tokens_total",
+        COUNTER,
+        "Prompt tokens that the engine did not compute again.",
+        TurnReport,
+        "num_cached",
+    ),
+    ABORTED_TOKENS,
+    WASTED_TOKENS,
     REWRITES,
-    *(DISCARDED_TURNS, DISCARDED_TOKENS),
-    *(ERRORS, LIMITS, RETRIES, SESSIONS_ENDED, OUTCOMES, ENDED_TOKENS, DRIFT, UNASKED_REPLAY),
+    row(
+        "stenograph_discarded_turns_total",
+        COUNTER,
+        "Committed turns that a later turn of their session replaced.",
+        TurnReport,
+        "num_discarded_turns",
+    ),
+    row(
+        "stenograph_discarded_tokens_total",
+        COUNTER,
+        "Sampled tokens of the committed turns that a later turn replaced.",
+        TurnReport,
+        "num_discarded_tokens",
+    ),
+    ERRORS,
+    LIMITS,
+    RETRIES,
+    row(
+        "stenograph_sessions_ended_total",
+        COUNTER,
+        "Sessions that ended, by reason.",
+        SessionReport,
+        "end",
+        label=("end", SessionEnd),
+    ),
+    row(
+        "stenograph_session_outcomes_total",
+        COUNTER,
+        "Sessions that ended, by the verdict of their outcome; none: they ended without one.",
+        SessionReport,
+        lambda session: session.verdict or NO_VERDICT,
+        label=("verdict", [*RolloutVerdict, NO_VERDICT]),
+    ),
+    row(
+        "stenograph_ended_session_tokens_total",
+        COUNTER,
+        "Sampled tokens of sessions that ended, each once, by what became of them.",
+        SessionReport,
+        "num_tokens",
+        label=("fate", TokenFate),
+    ),
+    DRIFT,
+    row(
+        "stenograph_unasked_replay_total",
+        COUNTER,
+        "Replay payloads in replies to turns that did not request them; they are not recorded.",
+        TurnReport,
+        "unasked_replay",
+        label=("payload", ["routed_experts", "indexer_topk"]),
+    ),
     LOOP_LAG,
-    *(SESSIONS, TURNS_IN_FLIGHT, ENGINE_READY),
-    *(ENGINE_UP, ENGINE_RUNNING, ENGINE_REQUESTS, ENGINE_EXPECTED_CACHED, ENGINE_CACHED),
-    BUILD_INFO,
+    row(
+        "stenograph_sessions",
+        GAUGE,
+        "Sessions held now, including those being deleted.",
+        Serving,
+        lambda server: server.manager.sessions.num_sessions,
+    ),
+    row(
+        "stenograph_turns_in_flight", GAUGE, "Turns running now.", Serving, lambda server: server.manager.num_in_flight
+    ),
+    row(
+        "stenograph_engine_ready",
+        GAUGE,
+        "1 if the engine takes turns now, else 0.",
+        Serving,
+        lambda server: server.engine.health().state is EngineState.READY,
+    ),
+    row(
+        "stenograph_engine_up",
+        GAUGE,
+        "1 if this engine takes turns now, else 0.",
+        EngineStatus,
+        lambda engine: engine.health.state is EngineState.READY,
+    ),
+    row(
+        "stenograph_engine_turns_in_flight",
+        GAUGE,
+        "This server's turns that the engine is running now.",
+        EngineStatus,
+        lambda engine: engine.num_running,
+    ),
+    row(
+        "stenograph_engine_requests_total",
+        COUNTER,
+        "Turns given to this engine of a fleet, by how they ended; moved turns went on to another engine.",
+        EngineStatus,
+        _of_fleet(lambda counts: {outcome: counts.outcomes.get(outcome, 0) for outcome in Outcome}),
+        label=("outcome", Outcome),
+    ),
+    row(
+        "stenograph_engine_expected_cached_tokens_total",
+        COUNTER,
+        "Prompt tokens that the session's last turn had left in the cache of this engine of a fleet.",
+        EngineStatus,
+        _of_fleet(lambda counts: counts.num_expected_cached),
+    ),
+    row(
+        "stenograph_engine_cached_tokens_total",
+        COUNTER,
+        "Prompt tokens of the same turns that this engine of a fleet did not compute again.",
+        EngineStatus,
+        _of_fleet(lambda counts: counts.num_cached),
+    ),
+    row(
+        "stenograph_build_info",
+        GAUGE,
+        "Always 1; the label is the running version.",
+        object,
+        lambda _: {__version__: 1},
+        label=("version", ()),
+        is_open=True,
+    ),
 )
 """Every metric, in the order of the exposition."""
+
+STORE_METRICS = (
+    row(
+        "stenograph_store_rows_total",
+        COUNTER,
+        "Requests whose turns the store has written.",
+        Shelf,
+        lambda shelf: shelf.store.stats.num_rows,
+    ),
+    row(
+        "stenograph_store_groups_total",
+        COUNTER,
+        "Groups that they were written in; a group is synced once.",
+        Shelf,
+        lambda shelf: shelf.store.stats.num_groups,
+    ),
+    row(
+        "stenograph_store_bytes_total",
+        COUNTER,
+        "Bytes of these rows.",
+        Shelf,
+        lambda shelf: shelf.store.stats.num_bytes,
+    ),
+    row(
+        "stenograph_store_busy_seconds_total",
+        COUNTER,
+        "Seconds that the store's thread was at work.",
+        Shelf,
+        lambda shelf: shelf.store.stats.write_s,
+    ),
+    row(
+        "stenograph_store_failures_total",
+        COUNTER,
+        "Writes that failed: because the disk was full, or for any other reason, after which the server ends.",
+        Shelf,
+        lambda shelf: {"full": shelf.store.stats.num_full, "failed": shelf.store.stats.num_failed},
+        label=("reason", ("full", "failed")),
+    ),
+    row(
+        "stenograph_store_sessions_read_total",
+        COUNTER,
+        "Sessions that were read from the store, to go on or to be looked at.",
+        Shelf,
+        lambda shelf: shelf.num_read,
+    ),
+    row(
+        "stenograph_store_sessions_damaged_total",
+        COUNTER,
+        "Reads that found a session damaged.",
+        Shelf,
+        lambda shelf: shelf.num_damaged,
+    ),
+    row(
+        "stenograph_sessions_evicted_total",
+        COUNTER,
+        "Sessions that left memory and stayed in the store, because of --max-held-tokens or --max-sessions.",
+        SessionManager,
+        lambda manager: manager.sessions.num_evicted,
+    ),
+    row(
+        "stenograph_store_usable",
+        GAUGE,
+        "1 while the store takes turns, 0 after it has failed.",
+        Shelf,
+        lambda shelf: shelf.store.failure is None,
+    ),
+)
+"""The metrics of a server with a store. Without one there are none: absent is not zero."""

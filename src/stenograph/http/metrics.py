@@ -1,7 +1,7 @@
 """The server's metrics in Prometheus' text format: implements `core.telemetry.Telemetry` for `GET /metrics`.
 
-Owns the counts of one app; metric_table.py has their names. Knows neither sessions nor an engine: what is read at the
-time of a scrape comes through `bind`. There is no global state, so many apps can live in one process.
+Owns the counts of one app; metric_table.py says what there is and how each is read. There is no global state, so many
+apps can live in one process.
 
 The counts are plain numbers, handed to prometheus_client when it asks for them: its own `Histogram.observe`, with two
 locks and a linear search, takes 107 µs for 100 gaps between tokens, and `_Histogram` 12 µs (CPython 3.11).
@@ -10,97 +10,61 @@ locks and a linear search, takes 107 µs for 100 gaps between tokens, and `_Hist
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
+from operator import attrgetter
+from typing import cast
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
-from stenograph.core.outcome import NO_VERDICT
 from stenograph.core.stages import Stage
 from stenograph.core.telemetry import GrammarStep, SessionReport, TurnEnd, TurnReport
 from stenograph.core.waste import WasteCounts
-from stenograph.engine.base import EngineState, EngineStatus, Outcome
+from stenograph.engine.base import EngineStatus
 from stenograph.http.metric_table import (
     ABORTED_TOKENS,
-    BUILD_INFO,
-    CACHED_TOKENS,
-    COMPLETION_TOKENS,
-    DISCARDED_TOKENS,
-    DISCARDED_TURNS,
     DRIFT,
-    ENDED_TOKENS,
-    ENGINE_EXPECTED_CACHED,
-    ENGINE_READY,
-    ENGINE_REQUESTS,
-    ENGINE_RUNNING,
-    ENGINE_UP,
     ERRORS,
     GRAMMAR,
-    ITL,
-    KEPT_TOKENS,
-    LABELLED_TURNS,
     LIMITS,
     LOOP_LAG,
     METRICS,
-    OUTCOMES,
-    PROMPT_TOKENS,
     RETRIES,
     REWRITES,
-    SESSIONS,
-    SESSIONS_ENDED,
     STAGE,
-    TPOT,
-    TTFT,
-    TURN_FAILURES,
     TURNS,
-    TURNS_ABORTED,
-    TURNS_IN_FLIGHT,
-    UNASKED_REPLAY,
-    UPSTREAM_INVALID,
     WASTED_TOKENS,
     Metric,
     MetricType,
+    Reading,
+    Serving,
 )
 
 _Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
 
-def _family_of_engines(metric: Metric, engines: Sequence[EngineStatus]) -> _Family:
-    """Collects the numbers of each engine. A single engine has no numbers that only a fleet counts."""
+def _family(metric: Metric, numbers: Iterable[tuple[Sequence[str], float]]) -> _Family:
+    """The numbers of a counter or gauge, each with the values of its labels."""
     kind = GaugeMetricFamily if metric.type is MetricType.GAUGE else CounterMetricFamily
     family = kind(metric.name, metric.help, labels=metric.labels)
-    for engine in engines:
-        for value, number in _numbers_of(metric, engine).items():
-            family.add_metric([engine.name, value][: len(metric.labels)], number)
+    for values, number in numbers:
+        family.add_metric(values[: len(metric.labels)], number)
     return family
 
 
-def _numbers_of(metric: Metric, engine: EngineStatus) -> Mapping[str, float]:
-    """An engine's numbers by the value of the metric's other label; by "" where it has none."""
-    if metric is ENGINE_UP:
-        return {"": engine.health.state is EngineState.READY}
-    if metric is ENGINE_RUNNING:
-        return {"": engine.num_running}
-    counts = engine.counts
-    if counts is None:
+def _reader(metric: Metric) -> Callable[[object], Reading]:
+    read = metric.read
+    return attrgetter(read) if isinstance(read, str) else cast("Callable[[object], Reading]", read)
+
+
+def _numbers(metric: Metric, source: object) -> Mapping[str, float]:
+    """Numbers read from a source, by label value; a single one is under ""."""
+    reading = _reader(metric)(source)
+    if reading is None:
         return {}
-    if metric is ENGINE_REQUESTS:
-        return {outcome: counts.outcomes.get(outcome, 0) for outcome in Outcome}
-    return {"": counts.num_expected_cached if metric is ENGINE_EXPECTED_CACHED else counts.num_cached}
-
-
-def _zeros(metric: Metric) -> defaultdict[str, int]:
-    return defaultdict(int, dict.fromkeys(("",) if metric.label is None else metric.values, 0))
-
-
-def _family_of_counts(metric: Metric, counts: Mapping[str, int]) -> CounterMetricFamily:
-    family = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
-    for value, count in counts.items():
-        family.add_metric([value], count)
-    return family
+    return reading if isinstance(reading, Mapping) else {"": cast("float", reading)}
 
 
 class _Histogram:
@@ -127,6 +91,13 @@ class _Histogram:
             total += duration
         self._sums[value] += total
 
+    def observe_each(self, durations_s: Mapping[Stage, float], *, but: Stage) -> None:
+        counts, bounds, sums = self._counts, self._bounds, self._sums
+        for value, duration_s in durations_s.items():
+            if value is not but:
+                counts[value][bisect_left(bounds, duration_s)] += 1
+                sums[value] += duration_s
+
     @property
     def buckets(self) -> tuple[int, ...]:
         return tuple(self._counts[""])
@@ -139,26 +110,89 @@ class _Histogram:
         return family
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Probes:
-    num_sessions: Callable[[], int]
-    num_in_flight: Callable[[], int]
-    engine_ready: Callable[[], bool]
-    engines: Callable[[], Sequence[EngineStatus]]
+class _Counted:
+    """The counters and histograms that are read from each report of one type.
+
+    They are sorted out once: a turn's report comes on the hot path.
+    """
+
+    __slots__ = ("_sums", "_tallies", "_times")
+
+    def __init__(
+        self, of: type, counts: Mapping[Metric, dict[str, float]], histograms: Mapping[Metric, _Histogram]
+    ) -> None:
+        read = [(metric, _reader(metric)) for metric in METRICS if metric.of is of]
+        self._sums = [
+            (cast("Callable[[object], float]", reader), counts[one])
+            for one, reader in read
+            if one in counts and one.label is None
+        ]
+        self._tallies = [(reader, counts[one]) for one, reader in read if one in counts and one.label is not None]
+        self._times = [(reader, histograms[one]) for one, reader in read if one in histograms]
+
+    def add(self, report: object) -> None:
+        for number, counts in self._sums:
+            counts[""] += number(report)
+        for reader, counts in self._tallies:
+            if found := reader(report):
+                _tally(counts, found)
+        for reader, histogram in self._times:
+            durations_s = reader(report)
+            if isinstance(durations_s, float):
+                histogram.observe(durations_s)
+            elif durations_s:
+                histogram.observe_all(cast("Sequence[float]", durations_s))
+
+
+def _tally(counts: dict[str, float], found: Reading) -> None:
+    """Count a label value once, each of several once, or add numbers by label value."""
+    if isinstance(found, str):
+        counts[found] += 1
+    elif isinstance(found, Mapping):
+        for value, number in found.items():
+            counts[value] += number
+    else:
+        for value in cast("Sequence[str]", found):
+            counts[value] += 1
+
+
+class _PartMetrics(Collector):
+    """Metrics that are read from these sources at the time of a scrape."""
+
+    def __init__(self, metrics: Sequence[Metric], sources: Sequence[object]) -> None:
+        self._metrics = metrics
+        self._sources = sources
+
+    def collect(self) -> Iterator[_Family]:
+        for metric in self._metrics:
+            if (family := _read_family(metric, self._sources)) is not None:
+                yield family
+
+
+def _read_family(metric: Metric, sources: Sequence[object]) -> _Family | None:
+    """The metric as its source has it; None where that is not among these."""
+    found = next((one for one in sources if metric.of is not None and isinstance(one, metric.of)), None)
+    if found is None:
+        return None
+    return _family(metric, (([value], number) for value, number in _numbers(metric, found).items()))
 
 
 class Metrics(Collector):
     """The counts of one app. Counting is synchronous, does no I/O, never raises, and belongs on the app's loop."""
 
-    def __init__(self, *, version: str) -> None:
-        self._version = version
-        self._probes: _Probes | None = None
+    def __init__(self) -> None:
+        self._serving: Serving | None = None
         self.waste = WasteCounts()
         """Fates of sampled tokens, by group."""
-        own = [metric for metric in METRICS if not metric.by_engine]
-        self._counts = {metric: _zeros(metric) for metric in own if metric.type is MetricType.COUNTER}
+        self._counts = {
+            metric: defaultdict[str, float](int, dict.fromkeys(("",) if metric.label is None else metric.values, 0))
+            for metric in METRICS
+            if metric.type is MetricType.COUNTER and not metric.by_engine
+        }
         """Numbers that only grow, by label value; a single one is under ""."""
         self._histograms = {metric: _Histogram(metric) for metric in METRICS if metric.type is MetricType.HISTOGRAM}
+        self._of_turns = _Counted(TurnReport, self._counts, self._histograms)
+        self._of_sessions = _Counted(SessionReport, self._counts, self._histograms)
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -166,60 +200,28 @@ class Metrics(Collector):
     def __repr__(self) -> str:
         return f"<Metrics {self.count_of(TURNS)} turns, {self.count_of(ERRORS)} errors>"
 
-    def bind(
-        self,
-        *,
-        num_sessions: Callable[[], int],
-        num_in_flight: Callable[[], int],
-        engine_ready: Callable[[], bool],
-        engines: Callable[[], Sequence[EngineStatus]],
-    ) -> None:
-        """Set the sources of the gauges. Before this a scrape leaves them out: absent is not zero.
+    def bind(self, serving: Serving) -> None:
+        """Set the source of the gauges. Before this a scrape leaves them out: absent is not zero.
 
-        They are called at each scrape, on its thread, and must be quick and not raise.
+        It is read at each scrape, on its thread: what is read must be quick and not raise.
         """
-        self._probes = _Probes(
-            num_sessions=num_sessions, num_in_flight=num_in_flight, engine_ready=engine_ready, engines=engines
-        )
+        self._serving = serving
 
-    def register(self, collector: Collector) -> None:
-        """Show another's metrics beside these."""
-        self._registry.register(collector)
+    def show(self, metrics: Sequence[Metric], *sources: object) -> None:
+        """Show metrics of a part, which are read from these sources at each scrape, beside these."""
+        self._registry.register(_PartMetrics(metrics, sources))
 
     def turn_ended(self, report: TurnReport) -> None:
         """Count a turn. Its stage `reply`, if it has one, is left to `reply_delivered`, so that it counts once."""
-        self._counts[TURNS][report.end] += 1
-        if report.kind is not None:
-            self._counts[LABELLED_TURNS][report.kind] += 1
-        if report.code is not None:
-            self._counts[TURN_FAILURES][report.code] += 1
-        if report.law is not None:
-            self._counts[UPSTREAM_INVALID][report.law] += 1
+        self._of_turns.add(report)
+        self._histograms[STAGE].observe_each(report.stages_s, but=Stage.REPLY)
         if report.was_aborted:
-            self._counts[TURNS_ABORTED][""] += 1
             self._counts[ABORTED_TOKENS][""] += report.num_completion
-        for stage, duration_s in report.stages_s.items():
-            if stage is not Stage.REPLY:
-                self._histograms[STAGE].observe(duration_s, stage)
-        if report.ttft_s is not None:
-            self._histograms[TTFT].observe(report.ttft_s)
-        if report.tpot_s is not None:
-            self._histograms[TPOT].observe(report.tpot_s)
-        if report.itl_s:
-            self._histograms[ITL].observe_all(report.itl_s)
-        self._counts[PROMPT_TOKENS][""] += report.num_prompt
-        self._counts[COMPLETION_TOKENS][""] += report.num_completion
-        self._counts[KEPT_TOKENS][""] += report.num_kept
-        self._counts[CACHED_TOKENS][""] += report.num_cached
+        for rewrite in report.rewrites:
+            self._counts[REWRITES][rewrite.rule] += 1
         if report.end is not TurnEnd.COMMITTED and (num_wasted := report.num_wasted):
             self._counts[WASTED_TOKENS][""] += num_wasted
             self.waste.turn_wasted(report.group, num_wasted)
-        for payload in report.unasked_replay:
-            self._counts[UNASKED_REPLAY][payload] += 1
-        for rewrite in report.rewrites:
-            self._counts[REWRITES][rewrite.rule] += 1
-        self._counts[DISCARDED_TURNS][""] += report.num_discarded_turns
-        self._counts[DISCARDED_TOKENS][""] += report.num_discarded_tokens
 
     def reply_delivered(self, reply_s: float) -> None:
         """Count the stage `reply` of a turn."""
@@ -230,11 +232,8 @@ class Metrics(Collector):
         self._counts[RETRIES]["joined" if joined else "redelivered"] += 1
 
     def session_ended(self, report: SessionReport) -> None:
-        """Count a session that ended, the verdict of its outcome, and what became of its sampled tokens."""
-        self._counts[SESSIONS_ENDED][report.end] += 1
-        self._counts[OUTCOMES][NO_VERDICT if report.verdict is None else report.verdict] += 1
-        for fate, num_tokens in report.num_tokens.items():
-            self._counts[ENDED_TOKENS][fate] += num_tokens
+        """Count a session that ended."""
+        self._of_sessions.add(report)
         self.waste.session_ended(report.group, report.num_tokens)
 
     def error_sent(self, code: str) -> None:
@@ -260,7 +259,7 @@ class Metrics(Collector):
 
     def count_of(self, metric: Metric) -> int:
         """A counter's sum over all values of its label."""
-        return sum(self._counts[metric].values())
+        return int(sum(self._counts[metric].values()))
 
     def buckets_of(self, metric: Metric) -> tuple[int, ...]:
         """A histogram's number of durations in each bucket; it has no label."""
@@ -276,27 +275,25 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[_Family]:
         """The families of `METRICS`, in that order, for prometheus_client."""
-        gauges = self._read_gauges()
-        engines = () if self._probes is None else self._probes.engines()
+        serving = self._serving
+        sources = (self,) if serving is None else (serving, self)
+        engines = [] if serving is None else serving.engine.statuses()
         for metric in METRICS:
             if metric.by_engine:
-                if self._probes is not None:
-                    yield _family_of_engines(metric, engines)
+                if serving is not None:
+                    yield _engines_family(metric, engines)
             elif metric.type is MetricType.COUNTER:
-                yield _family_of_counts(metric, dict(self._counts[metric]))  # a copy: a scrape may be on another thread
+                counts = dict(self._counts[metric])  # a copy: a scrape may be on another thread
+                yield _family(metric, (([value], count) for value, count in counts.items()))
             elif metric.type is MetricType.HISTOGRAM:
                 yield self._histograms[metric].family()
-            elif metric in gauges:
-                family = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
-                family.add_metric([self._version] if metric is BUILD_INFO else [], gauges[metric])
+            elif (family := _read_family(metric, sources)) is not None:
                 yield family
 
-    def _read_gauges(self) -> dict[Metric, float]:
-        if self._probes is None:
-            return {BUILD_INFO: 1}
-        return {
-            SESSIONS: self._probes.num_sessions(),
-            TURNS_IN_FLIGHT: self._probes.num_in_flight(),
-            ENGINE_READY: self._probes.engine_ready(),
-            BUILD_INFO: 1,
-        }
+
+def _engines_family(metric: Metric, engines: Sequence[EngineStatus]) -> _Family:
+    """Collects the numbers of each engine. A single engine has no numbers that only a fleet counts."""
+    return _family(
+        metric,
+        (([one.name, value], number) for one in engines for value, number in _numbers(metric, one).items()),
+    )

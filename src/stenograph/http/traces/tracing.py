@@ -3,12 +3,10 @@
 Without `--otlp-endpoint` there is no `Tracing`, and neither this module nor OpenTelemetry's SDK is imported.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from msgspec.structs import replace
-from prometheus_client.core import CounterMetricFamily
-from prometheus_client.registry import Collector
 from starlette.types import Receive, Scope, Send
 
 from stenograph import __version__
@@ -18,23 +16,12 @@ from stenograph.core.loaded import entry
 from stenograph.core.trace_context import read_trace_context
 from stenograph.engine.base import Engine
 from stenograph.http.count_route import CountRoute
-from stenograph.http.metric_table import Metric, MetricType
+from stenograph.http.metric_table import COUNTER, row
 from stenograph.http.metrics import Metrics
 from stenograph.http.traces.request import RequestFacts, SpanSink, TracedRequest
 from stenograph.http.traces.spans import EngineName
 from stenograph.http.turn_route import RequestPath, TurnRoute, client_name
 from stenograph.http.wire import headers_of
-
-SPANS = Metric(
-    name="stenograph_trace_spans_total",
-    type=MetricType.COUNTER,
-    help="Spans of traces, by outcome: exported; failed, because the collector did not take them; or dropped, because"
-    " too many waited for it.",
-    label="outcome",
-    values=("exported", "failed", "dropped"),
-)
-
-TRACE_METRICS = (SPANS,)
 
 
 class SpanExport(SpanSink, Protocol):
@@ -42,29 +29,12 @@ class SpanExport(SpanSink, Protocol):
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Spans by the outcomes of `SPANS`. May be read on any thread."""
+        """Spans by outcome, as `TRACE_METRICS` names them. May be read on any thread."""
         ...
 
     async def aclose(self) -> None:
         """Send what waits, for as long as a stop may take; then drop it."""
         ...
-
-
-class TraceMetrics(Collector):
-    """Reads the counts of spans at the time of a scrape."""
-
-    def __init__(self, export: SpanExport) -> None:
-        self._export = export
-
-    def __repr__(self) -> str:
-        return f"<TraceMetrics of {self._export!r}>"
-
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        """The families of `TRACE_METRICS`, in that order."""
-        family = CounterMetricFamily(SPANS.name, SPANS.help, labels=SPANS.labels)
-        for outcome, num in self._export.counts.items():
-            family.add_metric([outcome], num)
-        yield family
 
 
 class Tracing:
@@ -102,6 +72,19 @@ class Tracing:
         return TracedRequest(facts, parent, engine=engine, clock=self._clock, sink=self.export)
 
 
+TRACE_METRICS = (
+    row(
+        "stenograph_trace_spans_total",
+        COUNTER,
+        "Spans of traces, by outcome: exported; failed, because the collector did not take them; or dropped, because"
+        " too many waited for it.",
+        Tracing,
+        lambda tracing: tracing.export.counts,
+        label=("outcome", ("exported", "failed", "dropped")),
+    ),
+)
+
+
 class TracedRoute:
     """A dialect's route whose requests have traces."""
 
@@ -134,5 +117,6 @@ def opened_tracing(endpoint: str, *, engine: Engine, clock: Clock, metrics: Metr
             f"--otlp-endpoint needs OpenTelemetry's SDK and its exporter by HTTP, and {error.name or error} cannot be"
             " imported: pip install -e '.[otel]'"
         ) from error
-    metrics.register(TraceMetrics(export))
-    return Tracing(export, engine=engine, clock=clock)
+    tracing = Tracing(export, engine=engine, clock=clock)
+    metrics.show(TRACE_METRICS, tracing)
+    return tracing
