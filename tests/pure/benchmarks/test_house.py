@@ -30,7 +30,7 @@ TREE = {
     "dialects/openai/chat.py": CHAT,
     "dialects/gemini/chat.py": "import stenograph.dialects.openai.chat\n",
     "trajectory/turn.py": "from stenograph.core import types\n",
-    "export/samples.py": "from stenograph.trajectory import turn\nfrom stenograph.session.steps import Turn\n",
+    "export/samples.py": "from stenograph.trajectory import turn\nfrom stenograph.session.turn import Turn\n",
     "store/rows.py": "\nfrom stenograph.dialects.openai.chat import Chat\n",
     "engine/base.py": "def f():\n    from stenograph.dialects.openai import chat\n",
     "session/turn.py": "from stenograph.cluster.postgres import lease\n",
