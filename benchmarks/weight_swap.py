@@ -1,4 +1,4 @@
-"""How long an update of the embedded engine's weights takes, and what it does to the steps meanwhile.
+"""The time of an update of the embedded engine's weights, and of the steps beside it.
 
     python -m benchmarks.weight_swap [--forward numpy] [--rounds 5] [--folder /dev/shm]
 

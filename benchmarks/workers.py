@@ -32,7 +32,7 @@ SHAPE = ReplyShape(vocab_size=250)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class WorkerLayout:
     """Where the clients are: the number of workers, how many of these have sessions, and the share of the sessions
     whose requests are passed on."""
 
@@ -43,16 +43,16 @@ class Way:
 
 
 WAYS = (
-    Way(says="one worker", workers=1, busy=1),
-    Way(says="two, all at one", busy=1),
-    Way(says="two, at the owners"),
-    Way(says="two, half passed on", passed_on=0.5),
-    Way(says="two, all passed on", passed_on=1.0),
+    WorkerLayout(says="one worker", workers=1, busy=1),
+    WorkerLayout(says="two, all at one", busy=1),
+    WorkerLayout(says="two, at the owners"),
+    WorkerLayout(says="two, half passed on", passed_on=0.5),
+    WorkerLayout(says="two, all passed on", passed_on=1.0),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class WorkerFigures:
     """Milliseconds of CPU a chat of the workers, of the load and the stand-in; and chats a second."""
 
     cpu_ms: float
@@ -93,7 +93,7 @@ def _children_of(pid: int) -> set[int]:
     return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
-async def measured(served: Served, standin: Child, way: Way, messages: Messages) -> Measured:
+async def measured(served: Served, standin: Child, way: WorkerLayout, messages: Messages) -> WorkerFigures:
     """Chats of all sessions at once, each turn after turn."""
     ready, over = asyncio.Barrier(NUM_SESSIONS + 1), asyncio.Barrier(NUM_SESSIONS + 1)
 
@@ -125,7 +125,7 @@ async def measured(served: Served, standin: Child, way: Way, messages: Messages)
         await over.wait()
         took_s, cpu_s, load_s = (now - then for now, then in zip(spent(), before, strict=True))
     num = NUM_SESSIONS * NUM_TURNS
-    return Measured(cpu_ms=cpu_s * 1e3 / num, load_ms=load_s * 1e3 / num, per_s=num / took_s)
+    return WorkerFigures(cpu_ms=cpu_s * 1e3 / num, load_ms=load_s * 1e3 / num, per_s=num / took_s)
 
 
 async def measured_get(served: Served, *, is_passed_on: bool) -> float:
@@ -157,7 +157,7 @@ def quartiles(figures: Sequence[float]) -> str:
     return f"{middle:.3f} ({low:.3f} … {high:.3f})"
 
 
-def told(way: Way, found: Sequence[Measured], ones: Sequence[Measured]) -> str:
+def told(way: WorkerLayout, found: Sequence[WorkerFigures], ones: Sequence[WorkerFigures]) -> str:
     """A way's line: `found` and those of one worker, round by round."""
     cpu, per_s = statistics.median(one.cpu_ms for one in found), statistics.median(one.per_s for one in found)
     load = statistics.median(one.load_ms for one in found)
@@ -176,7 +176,7 @@ def main(num_rounds: int) -> None:
         model = write_tiny_folder(Path(folder) / "tiny")
         standin, engine = start_standin(children, SHAPE)
         servers = {num: Served(children, model, engine, num) for num in (1, 2)}
-        rounds: list[list[Measured]] = []
+        rounds: list[list[WorkerFigures]] = []
         with nothing_collected():
             for at in range(num_rounds + 1):
                 found = {

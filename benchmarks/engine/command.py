@@ -47,7 +47,7 @@ from stenograph.model.tokenizer import Tokenizer
 __all__ = ["add_arguments", "run"]
 
 ATTEMPTS = 5
-"""How often a measurement is begun before its tokens are said to be too few."""
+"""Begun measurements before their tokens are said to be too few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,7 @@ async def _running(name: str, plan: EngineBenchPlan, *, reuses_prefixes: bool) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Targets:
-    """Who decodes and prefills: the engine, and llama.cpp's servers by how many requests at a time they are for."""
+    """The engine, and llama.cpp's servers by the number of requests at a time that each is for."""
 
     embedded: MeasuredEngine
     beside: Mapping[int, MeasuredEngine]

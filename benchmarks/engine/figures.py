@@ -65,17 +65,17 @@ def over(mine: Figures, other: Figures) -> Figures:
 
 
 def decode_raw(window: Window) -> Raw:
-    """What the figures were made of."""
+    """The raw data of the figures."""
     return {"run": asdict(window)}
 
 
 def prefill_raw(prefilled: Sequence[Prefilled]) -> Raw:
-    """What the figures were made of."""
+    """The raw data of the figures."""
     return {"requests": _columns([asdict(one) for one in prefilled])}
 
 
 def session_raw(turns: Sequence[SessionTurn]) -> Raw:
-    """What the figures were made of."""
+    """The raw data of the figures."""
     return {"turns": _columns([asdict(turn) for turn in turns])}
 
 

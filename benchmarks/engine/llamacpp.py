@@ -21,7 +21,7 @@ PACKAGE = "xllamacpp"
 NEEDED = f"--beside llamacpp needs llama.cpp's server: pip install {PACKAGE}"
 CHILD_MODULE = "standins.llamacpp_child"
 THREADS = 1
-"""How many the child gives it."""
+"""Those that the child gives it."""
 
 
 def is_installed() -> bool:

@@ -13,7 +13,7 @@ from benchmarks.engine.window import Instant, WholeBatch, Window
 from stenograph.core.types import token_ids
 
 LIMIT_S = 600.0
-"""How long a request may take."""
+"""The limit of a request."""
 
 Note = Callable[[str], None]
 """Called with how far a measurement is, often."""

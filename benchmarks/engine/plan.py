@@ -22,7 +22,7 @@ _WARM_UP_TURNS = 2
 
 
 class EngineScenario(enum.StrEnum):
-    """What is looked at."""
+    """The kinds of measurement."""
 
     DECODE = "decode"
     PREFILL = "prefill"
@@ -31,7 +31,7 @@ class EngineScenario(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How much a round asks: tokens of each decode, prompts of a prefill, turns of a session."""
+    """The work of a round: tokens of each decode, prompts of a prefill, turns of a session."""
 
     decode_tokens: int
     num_prompts: int
@@ -40,7 +40,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineBenchPlan:
-    """What is measured."""
+    """The measurements of a run."""
 
     files: ModelFiles
     scenarios: tuple[EngineScenario, ...]
@@ -83,7 +83,7 @@ class EngineBenchPlan:
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """How many requests at a time each of llama.cpp's servers is for."""
+        """For each of llama.cpp's servers, its requests at a time."""
         decodes = self.batches if EngineScenario.DECODE in self.scenarios else ()
         return tuple(sorted({*decodes, *([1] if EngineScenario.PREFILL in self.scenarios else [])}))
 

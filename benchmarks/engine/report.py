@@ -40,7 +40,7 @@ def reuse_table(artifact: Artifact) -> str:
 
 
 def notes_of(artifact: Artifact) -> Iterator[str]:
-    """What there is to say beside the figures, a line each."""
+    """Remarks beside the figures, a line each."""
     results = {result.name: result for result in artifact.scenarios}
     if REUSE_ON in results:
         num_turns = results[REUSE_ON].turns

@@ -20,7 +20,7 @@ class Instant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """What was between two instants."""
+    """The time between two instants."""
 
     num_tokens: int
     cpu_s: float
@@ -57,7 +57,7 @@ class WholeBatch:
         self._is_over = self._drawn[request] >= self._num_tokens
 
     def window(self) -> Window | None:
-        """What was counted; None where the batch was not whole for a step, or for none that a clock saw."""
+        """The counts; None where the batch was not whole for a step, or for none that a clock saw."""
         if self._begin is None or self._end is None:
             return None
         (begin, num_before), (end, num_after) = self._begin, self._end

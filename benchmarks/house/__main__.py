@@ -42,7 +42,7 @@ def asked(url: str, body: object) -> dict[str, Any]:
 
 
 def told(child: Child, line: str) -> list[Any]:
-    """What a watched process answers to a line."""
+    """A watched process's answer to a line."""
     child.tell(line)
     answer: list[Any] = json.loads(child.line())
     return answer

@@ -1,4 +1,4 @@
-"""What is read off the source alone: tokens, files, classes, lines, and the six rules of who may import whom."""
+"""Figures of the source alone: tokens, files, classes, lines, and the imports against six rules."""
 
 import ast
 import io
@@ -30,7 +30,7 @@ PROTOCOLS = ("openai", "anthropic", "responses", "gemini")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How much source there is."""
+    """The size of some source."""
 
     files: int
     classes: int

@@ -22,8 +22,8 @@ PRODUCT = str(Path(str(SPEC.origin)).parent) + "/"
 
 
 @dataclass
-class Way:
-    """What one request entered. `num_changes` counts entered frames of another file than the one before, by thread."""
+class RequestWay:
+    """The files that a request entered. `num_changes` counts frames of another file than the one before, by thread."""
 
     files: set[str] = field(default_factory=set[str])
     num_changes: int = 0
@@ -48,15 +48,15 @@ class Tracer:
     """Sees every frame of every thread that starts after it, and counts while it is asked to."""
 
     def __init__(self) -> None:
-        self.way: Way | None = None
+        self.way: RequestWay | None = None
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
         if event == "call" and self.way is not None:
             self.way.entered(frame)
 
     @contextmanager
-    def counting(self) -> Generator[Way]:
-        self.way = way = Way()
+    def counting(self) -> Generator[RequestWay]:
+        self.way = way = RequestWay()
         try:
             yield way
         finally:
@@ -65,12 +65,12 @@ class Tracer:
 
 def answer(tracer: Tracer) -> None:
     """Answer the lines on stdin until it ends."""
-    way = Way()
+    way = RequestWay()
     for line in sys.stdin:
         said: list[Any] = []
         match line.strip():
             case "begin":
-                tracer.way = way = Way()
+                tracer.way = way = RequestWay()
             case "end":
                 tracer.way = None
                 said = list(way.figures)

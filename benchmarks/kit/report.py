@@ -36,6 +36,16 @@ def figure_rows(name: str | None, cells_of: Callable[[str], Sequence[str] | None
             shown = None if name is None else ""
 
 
+def column_table(artifact: Artifact, column: str) -> str:
+    """Every figure of a benchmark without comparisons: median (least … most) over repeats, a column a scenario."""
+
+    def cells(figure: str) -> Sequence[str] | None:
+        values = [values_of(result.figures[column], figure) for result in artifact.scenarios]
+        return [spread_cell(one) for one in values] if any(values) else None
+
+    return table([["figure", *(result.title for result in artifact.scenarios)], *figure_rows(None, cells)])
+
+
 def ratios_of(figure: str, mine: Sequence[Figures], other: Sequence[Figures]) -> list[float]:
     """Mine / other of each round that has both."""
     return [

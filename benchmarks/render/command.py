@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 
 from benchmarks.engine.report import MOST_LOAD
 from benchmarks.kit.artifact import Artifact, ScenarioResult, write_artifact
-from benchmarks.kit.figures import Figures, values_of
+from benchmarks.kit.figures import Figures
 from benchmarks.kit.options import add_artifact, add_model, count
-from benchmarks.kit.report import figure_rows, number, spread_cell, table
+from benchmarks.kit.report import column_table, number
 from benchmarks.kit.runner import begin_artifact, cached_model, say, show
 from benchmarks.render.turn import TurnWork, conversation, turn_work
 from stenograph.families.load import load_renderer
@@ -50,17 +50,7 @@ def run(options: argparse.Namespace) -> int:
         for result, one in zip(artifact.scenarios, work.values(), strict=True):
             result.figures[SIDE].append(_figures(one, options.calls))
     write_artifact(options.out, artifact)
-    return show(artifact, options, render_table(artifact), _note(artifact))
-
-
-def render_table(artifact: Artifact) -> str:
-    """Every figure: median (least … most) over repeats, a column for each length."""
-
-    def cells(figure: str) -> Sequence[str] | None:
-        values = [values_of(result.figures[SIDE], figure) for result in artifact.scenarios]
-        return [spread_cell(one) for one in values] if any(values) else None
-
-    return table([["figure", *(result.title for result in artifact.scenarios)], *figure_rows(None, cells)])
+    return show(artifact, options, column_table(artifact, SIDE), _note(artifact))
 
 
 def _note(artifact: Artifact) -> str:

@@ -26,7 +26,7 @@ _TOOL = Tool(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnWork:
-    """What there is to time, by figure, and how many tokens it is about."""
+    """The calls to time, by figure, and the tokens that they are about."""
 
     timed: Mapping[str, Callable[[], object]]
     num_prompt: int

@@ -11,14 +11,15 @@ import msgspec
 
 from benchmarks.kit.client import LoadClient, RequestFailed
 from benchmarks.soak.http import told
-from benchmarks.soak.model import Said, Seen, SessionModel, Shown, differences
+from benchmarks.soak.model import Said, SessionModel, Shown, differences
+from standins.ordered_engine import Generation
 
 FORBIDDEN_DRIFT = ("special_token_count", "special_token_type", "non_assistant_text")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspected:
-    """What a look at a session came to."""
+    """The findings of a look at a session."""
 
     differences: tuple[str, ...]
     num_ids: int
@@ -101,7 +102,7 @@ class _Drift(msgspec.Struct):
 
 
 class _Generations(msgspec.Struct):
-    generations: list[Seen]
+    generations: list[Generation]
 
 
 async def check(

@@ -16,6 +16,7 @@ from benchmarks.soak.model import ABORTED, COMPLETED, TRUNCATED, Kept, SessionMo
 from benchmarks.soak.plan import ABORTED as SAW_ABORTED
 from benchmarks.soak.plan import CUT, OK, Move, SoakSession, Step
 from benchmarks.soak.tally import SoakTally
+from standins.ordered_engine import Order, OrderedReply
 
 STATUSES = {OK: COMPLETED, CUT: TRUNCATED, SAW_ABORTED: ABORTED}
 BUSY = "409 session_busy"
@@ -28,16 +29,9 @@ _TOOL = b'{"type":"function","function":{"name":"note","parameters":{"type":"obj
 """Only with tools does the engine get to see messages, and so its orders."""
 
 
-class OrderedReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that the engine can be ordered to say."""
-
-    text: str
-    ids: tuple[int, ...]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What the sessions of a soak share. `stopping` tells that there is to be no further turn; `filler` is text."""
+class SoakContext:
+    """The common part of a soak's sessions. `stopping` tells that there is to be no further turn; `filler` is text."""
 
     server: Callable[[], LoadClient]
     engine: Callable[[], LoadClient]
@@ -52,7 +46,7 @@ class SoakClient:
     """`said` is what the engine was ordered to draw, by turn and how often it is asked."""
 
     plan: SoakSession
-    around: Surroundings
+    around: SoakContext
     model: SessionModel
     session_id: str = ""
     said: dict[tuple[str, int], tuple[int, ...]] = field(default_factory=dict[tuple[str, int], tuple[int, ...]])
@@ -90,12 +84,8 @@ class SoakClient:
         first, again = step.replies
         for play, number in enumerate(step.replies):
             self.said[turn, play] = self.around.replies[number].ids
-        order = {
-            "turn": turn,
-            "plays": [[step.card.act, first], ["none", again]],
-            "filler_bytes": step.filler_bytes,
-            "replays": self.plan.replays,
-        }
+        plays = ((step.card.act, first), ("none", again))
+        order = Order(turn=turn, plays=plays, filler_bytes=step.filler_bytes, replays=self.plan.replays)
         start = step.message_bytes % 1000
         text = self.around.filler[start : start + step.message_bytes]
         content = msgspec.json.encode(order).decode() + "\n" + text
@@ -120,7 +110,7 @@ class SoakClient:
             await asyncio.sleep(PATIENCE_S)
 
     async def cancelled(self, work: Coroutine[None, None, Answered], after_s: float) -> Answered | None:
-        """What came, if it came in time; else whoever waited has hung up."""
+        """The answer, if it came in time; else the client has hung up."""
         async with asyncio.TaskGroup() as tasks:
             call = tasks.create_task(work)
             await asyncio.wait({call}, timeout=after_s)
@@ -169,7 +159,7 @@ class SoakClient:
         return user.status == COMPLETED
 
     def _ids_of(self, user: Kept, answered: Answered) -> tuple[int, ...] | None:
-        """Which of the ordered replies an answer is; None for none of them."""
+        """The ids of the ordered reply that an answer is; None where it is none of them."""
         for play in (0, 1):
             whole = self.said[user.turn, play]
             text = next(reply.text for reply in self.around.replies if reply.ids == whole)

@@ -24,11 +24,11 @@ from benchmarks.kit.report import table
 from benchmarks.kit.runner import ProgressNotes, begin_artifact, cached_model, say, show
 from benchmarks.kit.servers import start_probe, start_serve
 from benchmarks.responsiveness.report import responsiveness_table
-from benchmarks.soak.client import OrderedReply
 from benchmarks.soak.figures import Moment, ServerMetrics, flat_goals, growth, lag_figures, read_metrics
 from benchmarks.soak.load import SoakPlan
 from benchmarks.soak.plan import DECK, NUM_REPLIES
 from benchmarks.soak.tally import SoakTally
+from standins.ordered_engine import OrderedReply
 from stenograph.model.files import load_model_files
 from stenograph.model.tokenizer import Tokenizer
 
@@ -36,7 +36,7 @@ REQUEST_TIMEOUT_S = 10.0
 ABORT_GRACE_S = 3.0
 """So short that turns which nobody ends do not hold a client for long."""
 SETTLE_S = 30.0
-"""How long after the load what was held may take to be given back; idle connections to the engine among it."""
+"""Time after the load in which all is given back, idle connections to the engine included."""
 FDS_LEFT = 4
 PROGRESS_S = 10.0
 GOALS = (
@@ -166,7 +166,7 @@ def _soak(options: argparse.Namespace) -> Soaked:
 
 
 def _replies(model: Path) -> tuple[OrderedReply, ...]:
-    """What the engine can be ordered to say, each the ids of its own text, so that no drift is due to us."""
+    """The replies that the engine can be ordered to give, each the ids of its own text: no drift is due to us."""
     files = load_model_files(model)
     tokenizer = Tokenizer(files.tokenizer_json)
     texts = list(Messages(num_bytes=1200, num_messages=NUM_REPLIES).texts(NUM_REPLIES))
@@ -198,7 +198,7 @@ def _tell(failures: list[str]) -> None:
 
 
 def _settled(server: Child, url: str, engine_url: str, fds_before: int) -> tuple[Figures, ServerMetrics]:
-    """What is still held, when it is as little as it was, or at the end of the time for that."""
+    """All that is still held once it is as little as it was, or at the end of the time for that."""
     until = time.monotonic() + SETTLE_S
     while True:
         metrics = _metrics(url)

@@ -60,7 +60,7 @@ def growth(moments: Sequence[Moment]) -> Figures:
 
 
 def flat_goals(moments: Sequence[Moment], figures: Figures) -> list[tuple[str, float]]:
-    """What growth is still flat, for runs that are long enough to tell."""
+    """The growth that is still flat, for runs that are long enough to tell."""
     measured = _measured(moments)
     if len(measured) < 4 or measured[-1].seconds - measured[0].seconds < LEAST_MEASURED_S:
         return []
@@ -78,7 +78,7 @@ def _measured(moments: Sequence[Moment]) -> Sequence[Moment]:
 
 
 class ServerMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a soak reads of `GET /metrics`: `lag` are the loop's delays, how many up to each bound in seconds."""
+    """A soak's part of `GET /metrics`: `lag` are the loop's delays, their number up to each bound in seconds."""
 
     num_sessions: int
     num_in_flight: int
@@ -96,7 +96,7 @@ def read_metrics(text: str) -> ServerMetrics:
 
 
 def lag_figures(before: ServerMetrics, after: ServerMetrics) -> Figures:
-    """How late the loop was between two readings: the upper bounds of the buckets where p99 and the most are."""
+    """The lateness of the loop between two readings: the upper bounds of the buckets where p99 and the most are."""
     counts = {bound: num - before.lag.get(bound, 0) for bound, num in sorted(after.lag.items())}
     total = max(counts.values(), default=0)
     if not total:

@@ -14,7 +14,7 @@ ANSWER_DEADLINE_S = 60.0
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a chat: `seen` is its status and finish reason, or its error's code. `ids` None: they were not told.
+    """The end of a chat: `seen` is its status and finish reason, or its error's code. `ids` None: they were not told.
 
     `detail` is for people.
     """

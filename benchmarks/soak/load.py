@@ -17,11 +17,12 @@ import msgspec
 from benchmarks.kit.client import BUFFER_BYTES, LoadClient, address
 from benchmarks.kit.conversation import Messages
 from benchmarks.kit.steps import new_runner, say
-from benchmarks.soak.client import OrderedReply, SoakClient, Surroundings
+from benchmarks.soak.client import SoakClient, SoakContext
 from benchmarks.soak.model import SessionModel
 from benchmarks.soak.plan import LARGE_MESSAGE_BYTES, Deck, draw_session
 from benchmarks.soak.session import Player
 from benchmarks.soak.tally import SoakTally
+from standins.ordered_engine import OrderedReply
 
 PERIOD_S = 1.0
 MOST_FAILURES = 200
@@ -29,7 +30,7 @@ MOST_FAILURES = 200
 
 
 class SoakPlan(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What to do, to whom: until `duration_s` have passed or `max_turns` were had."""
+    """The work and its ends: until `duration_s` have passed or `max_turns` were had."""
 
     server: str
     engine: str
@@ -54,7 +55,7 @@ class SoakLoad:
         buffer = memoryview(bytearray(BUFFER_BYTES))
         server, engine = address(plan.server), address(plan.engine)
         filler = next(Messages(num_bytes=LARGE_MESSAGE_BYTES + 1000, num_messages=1).texts(1))
-        self._around = Surroundings(
+        self._around = SoakContext(
             server=lambda: LoadClient(*server, buffer),
             engine=lambda: LoadClient(*engine, buffer),
             replies=plan.replies,

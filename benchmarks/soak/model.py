@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from standins.ordered_engine import Generation
+
 COMPLETED, TRUNCATED, ABORTED = "completed", "truncated", "aborted"
 
 
@@ -67,16 +69,6 @@ class SessionModel:
         self.maybe.append(turn)
 
 
-class Seen(msgspec.Struct, kw_only=True):
-    """A request as the engine saw it."""
-
-    turn: str
-    play: int
-    rid: str
-    num_prompt: int
-    prompt_crc: int
-
-
 class Shown(msgspec.Struct, kw_only=True):
     """A turn as the session shows it: what was drawn is `[start, end)` of the ids down to it.
 
@@ -92,10 +84,10 @@ class Shown(msgspec.Struct, kw_only=True):
 
 
 Said = Mapping[tuple[str, int], tuple[int, ...]]
-"""What the engine was ordered to draw, by turn and how often that was asked."""
+"""The ids that the engine was ordered to draw, by turn and play."""
 
 
-def differences(model: SessionModel, shown: Sequence[Shown], seen: Sequence[Seen], said: Said) -> Iterator[str]:
+def differences(model: SessionModel, shown: Sequence[Shown], seen: Sequence[Generation], said: Said) -> Iterator[str]:
     """Everything in which a session is not what it must be, in words."""
     by_rid = {request.rid: request for request in seen}
     if len(by_rid) != len(seen):
@@ -109,7 +101,7 @@ def differences(model: SessionModel, shown: Sequence[Shown], seen: Sequence[Seen
     yield from _wrong_shape(model, shown, by_rid)
 
 
-def _wrong_ids(turn: Shown, request: Seen, said: Said) -> Iterator[str]:
+def _wrong_ids(turn: Shown, request: Generation, said: Said) -> Iterator[str]:
     """Prompt and reply of a turn against what the engine was sent, and drew."""
     whole = said[request.turn, request.play]
     half = whole[: len(whole) // 2]
@@ -127,8 +119,8 @@ def _wrong_ids(turn: Shown, request: Seen, said: Said) -> Iterator[str]:
             yield f"turn {request.turn}: its {num_drawn} ids are not those that were drawn"
 
 
-def _wrong_shape(model: SessionModel, shown: Sequence[Shown], by_rid: Mapping[str, Seen]) -> Iterator[str]:
-    """Which turns there are, and what each follows."""
+def _wrong_shape(model: SessionModel, shown: Sequence[Shown], by_rid: Mapping[str, Generation]) -> Iterator[str]:
+    """Turns too many or too few, and turns after another than theirs."""
     found = {turn.rid: turn for turn in shown}
     extra = [rid for rid in found if rid not in {turn.rid for turn in model.kept}]
     missing = [turn for turn in model.kept if turn.rid not in found]

@@ -24,7 +24,7 @@ REPLAY_SHARE = 0.3
 an engine does not do: such sessions have no samples (422)."""
 TURNS = (5, 30)
 MOST_WAIT_S = 0.03
-"""How long after its request a client hangs up, at most."""
+"""The longest time after its request until a client hangs up."""
 SLOW_EVERY = 16
 """In how many rounds of the deck one card comes that takes seconds."""
 NUM_REPLIES = 24
@@ -64,13 +64,13 @@ OUTCOMES: dict[str, frozenset[str]] = {
         )
     },
 }
-"""What a client sees that asks and waits, by the act that the engine is ordered."""
+"""The answer to a client that waits, by the act that the engine is ordered."""
 NEVER = ("hang", "held_headers", "held_body")
 """Acts that end only when someone ends them."""
 
 
 class Move(enum.StrEnum):
-    """What a client does in a turn."""
+    """The moves of a client in a turn."""
 
     ASK = "ask"
     LARGE_REPLY = "large reply"
@@ -128,7 +128,7 @@ DECK = (
     ),
     *(Card(move=move, act="paused") for move in (Move.ABORT, Move.BUSY)),
 )
-"""What is dealt in each round, shuffled."""
+"""The cards of each round, which are shuffled."""
 SLOW = (
     Card(move=Move.ABORT, act="hang"),
     Card(move=Move.DEADLINE, act="held_body"),
@@ -176,7 +176,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoakSession:
-    """What one session's client does. `delete` is the chat that runs when it is deleted, if one does."""
+    """The script of one session's client. `delete` is the chat that runs when it is deleted, if one does."""
 
     number: int
     is_tree: bool

@@ -1,1 +1,1 @@
-"""What sessions on disk cost: a restart, the first touch of one that is not in memory, and memory."""
+"""The cost of sessions on disk: a restart, the first touch of one that is not in memory, and memory."""

@@ -9,39 +9,29 @@ import argparse
 import http.client
 import json
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from benchmarks.kit.artifact import ScenarioResult, write_artifact
-from benchmarks.kit.figures import Figures, values_of
+from benchmarks.kit.figures import Figures
 from benchmarks.kit.options import add_artifact, add_model, count
 from benchmarks.kit.processes import CannotMeasure, Child, Children
+from benchmarks.kit.quantiles import latency_figures
 from benchmarks.kit.reply_shape import ReplyShape
-from benchmarks.kit.report import spread_cell, table
-from benchmarks.kit.runner import begin_artifact, cached_model, say
+from benchmarks.kit.report import column_table
+from benchmarks.kit.runner import begin_artifact, cached_model, say, show
 from benchmarks.kit.servers import start_serve, start_standin
 from benchmarks.store.fill import fill
+from stenograph.model.files import load_model_files
 
+Talk = list[dict[str, str]]
+"""The messages of one session, said and heard."""
 SIDE = "server"
 _SECOND_EVERY = 10
-
-LABELS = {
-    "ready_s": "the server is ready after, s",
-    "first_turn_after_start_s": "its first turn is answered after, s",
-    "first_turn_ms": "that turn, ms",
-    "cold_turn_p50_ms": "turn of a session that is on disk alone p50, ms",
-    "cold_turn_p99_ms": "turn of a session that is on disk alone p99, ms",
-    "warm_turn_p50_ms": "the next turn of it p50, ms",
-    "warm_turn_p99_ms": "the next turn of it p99, ms",
-    "touch_p50_ms": "the first p50 over the next p50, ms more",
-    "cpu_ms_per_turn": "server CPU, ms per turn",
-    "rss_most_mib": "most RSS, MiB",
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     parser.add_argument("--sessions", type=count, default=10_000, help="on disk. Default: 10,000.")
     parser.add_argument("--turns", type=count, default=50, help="of each. Default: 50.")
-    parser.add_argument("--touches", type=count, default=10_000, help="sessions that get a turn. Default: 10,000.")
+    parser.add_argument(
+        "--touches",
+        type=count,
+        default=10_000,
+        help="sessions that get a turn, others in each repeat. Default: 10,000.",
+    )
     parser.add_argument("--message-bytes", type=count, default=200, help="of each user message. Default: 200.")
     parser.add_argument("--max-held-tokens", type=count, default=1_000_000, help="as of `serve`. Default: 1,000,000.")
     parser.add_argument("--folder", type=Path, metavar="DIR", help="where the sessions lie. Default: a temporary one.")
@@ -58,6 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure, and write down; returns the exit code."""
+    if options.repeats > options.sessions:
+        raise ValueError(f"--repeats {options.repeats} needs as many --sessions, got {options.sessions}")
     artifact = begin_artifact("store", options)
     result = ScenarioResult(
         name="touch",
@@ -68,52 +65,40 @@ def run(options: argparse.Namespace) -> int:
     )
     artifact.scenarios.append(result)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        plan = _Plan(options, Path(folder) / "data", str(cached_model(options.model)))
+        plan = _Plan(options, Path(folder) / "data", cached_model(options.model, weights=False))
         say(f"one session of {options.turns} turns, copied {options.sessions} times")
         talk, ids = plan.filled()
+        random.Random(0).shuffle(ids)
+        num = min(options.touches, len(ids) // options.repeats)
         for repeat in range(options.repeats):
-            say(f"a turn of {min(options.touches, len(ids))} sessions; {repeat + 1} of {options.repeats}")
-            result.figures.setdefault(SIDE, []).append(plan.touched(talk, ids, seed=repeat))
+            say(f"a turn of {num} sessions; {repeat + 1} of {options.repeats}")
+            touched = plan.touched(talk, ids[repeat * num : (repeat + 1) * num], seed=repeat)
+            result.figures.setdefault(SIDE, []).append(touched)
             write_artifact(options.out, artifact)
-    figures = {name: values_of(result.figures[SIDE], name) for name in LABELS}
-    told = {"bench": "store", "commit": artifact.commit, "dirty": artifact.dirty, "figures": figures}
-    sys.stdout.write(f"{store_table(result)}\n{json.dumps(told)}\n")
-    return 0
-
-
-def store_table(result: ScenarioResult) -> str:
-    """Every figure: median (least … most) over repeats."""
-    rows = ([label, spread_cell(values_of(result.figures[SIDE], name))] for name, label in LABELS.items())
-    return table([["figure", result.title], *rows])
-
-
-@dataclass(slots=True)
-class _Talk:
-    """A client's side of one session."""
-
-    messages: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
+    return show(artifact, options, column_table(artifact, SIDE))
 
 
 class _Plan:
     """A run: what is asked for, and where its sessions lie."""
 
-    def __init__(self, options: argparse.Namespace, folder: Path, model: str) -> None:
+    def __init__(self, options: argparse.Namespace, folder: Path, model: Path) -> None:
         self._options = options
         self._folder = folder
         self._model = model
+        self._shape = ReplyShape(vocab_size=load_model_files(model).vocab_size)
 
-    def filled(self) -> tuple[_Talk, list[str]]:
+    def filled(self) -> tuple[Talk, list[str]]:
         """Play one session and copy it; what its client has said and heard, and the ids of all."""
+        talk: Talk = []
         with Children() as children:
             _, client = self._started(children)
-            session, talk = client.call("POST", "/sessions", {})["session_id"], _Talk()
+            session = client.post("/sessions", {})[0]["session_id"]
             for number in range(self._options.turns):
                 client.chat(session, talk, self._message(number))
         return talk, fill(self._folder, session, self._options.sessions)
 
-    def touched(self, talk: _Talk, ids: Sequence[str], *, seed: int) -> Figures:
+    def touched(self, talk: Talk, ids: Sequence[str], *, seed: int) -> Figures:
         """Start a server on the folder, and give sessions a turn; what that took."""
-        chosen = random.Random(seed).sample(list(ids), min(self._options.touches, len(ids)))
         cold_s: list[float] = []
         warm_s: list[float] = []
         most_kib, first_s = 0, 0.0
@@ -122,8 +107,8 @@ class _Plan:
             server, client = self._started(children)
             ready_s = time.perf_counter()
             before_s = server.cpu_s()
-            for index, session in enumerate(chosen):
-                one = _Talk(list(talk.messages))
+            for index, session in enumerate(ids):
+                one = talk.copy()
                 cold_s.append(client.chat(session, one, self._message(seed)))
                 if index == 0:
                     first_s = time.perf_counter()
@@ -132,7 +117,10 @@ class _Plan:
                     warm_s.append(client.chat(session, one, self._message(seed + 1)))
             cpu_s = server.cpu_s() - before_s
             client.close()
-        cold, warm = _quantiles("cold_turn", cold_s), _quantiles("warm_turn", warm_s)
+        cold, warm = (
+            latency_figures(name, [1e3 * one for one in times_s], "p50 p99")
+            for name, times_s in (("cold_turn", cold_s), ("warm_turn", warm_s))
+        )
         return {
             "ready_s": ready_s - began_s,
             "first_turn_ms": cold_s[0] * 1e3,
@@ -145,8 +133,8 @@ class _Plan:
         }
 
     def _started(self, children: Children) -> "tuple[Child, _Client]":
-        _, engine_url = start_standin(children, ReplyShape())
-        flags = ["--engine", "sglang", "--engine-url", engine_url, "--model", self._model]
+        _, engine_url = start_standin(children, self._shape)
+        flags = ["--engine", "sglang", "--engine-url", engine_url, "--model", str(self._model)]
         flags += ["--data-dir", str(self._folder), "--max-held-tokens", str(self._options.max_held_tokens)]
         server, url = start_serve(children, flags)
         return server, _Client(url)
@@ -161,37 +149,24 @@ class _Client:
     def __init__(self, url: str) -> None:
         self._connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
 
-    def call(self, method: str, path: str, body: object) -> dict[str, str]:
-        """The answer to a request. Raises CannotMeasure for an error."""
-        self._connection.request(method, path, json.dumps(body), {"content-type": "application/json"})
-        with self._connection.getresponse() as response:
-            content = response.read()
-        if response.status != 200:
-            raise CannotMeasure(f"{path} answered {response.status}: {content[:200]!r}")
-        answer: dict[str, str] = json.loads(content)
-        return answer
-
-    def chat(self, session: str, talk: _Talk, text: str) -> float:
-        """Have a turn, and add it to the talk; the seconds until its answer was read."""
-        talk.messages.append({"role": "user", "content": text})
-        body, path = json.dumps({"messages": talk.messages}), f"/sessions/{session}/v1/chat/completions"
+    def post(self, path: str, body: object) -> tuple[Any, float]:
+        """The answer to a request, and the seconds until it was read. Raises CannotMeasure for an error."""
+        content = json.dumps(body)
         began_s = time.perf_counter()
-        self._connection.request("POST", path, body, {"content-type": "application/json"})
+        self._connection.request("POST", path, content, {"content-type": "application/json"})
         with self._connection.getresponse() as response:
-            content = response.read()
+            answer = response.read()
         took_s = time.perf_counter() - began_s
         if response.status != 200:
-            raise CannotMeasure(f"{path} answered {response.status}: {content[:200]!r}")
-        talk.messages.append({"role": "assistant", "content": json.loads(content)["choices"][0]["message"]["content"]})
+            raise CannotMeasure(f"{path} answered {response.status}: {answer[:200]!r}")
+        return json.loads(answer), took_s
+
+    def chat(self, session: str, talk: Talk, text: str) -> float:
+        """Have a turn, and add it to the talk; the seconds until its answer was read."""
+        talk.append({"role": "user", "content": text})
+        answer, took_s = self.post(f"/sessions/{session}/v1/chat/completions", {"messages": talk})
+        talk.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
         return took_s
 
     def close(self) -> None:
         self._connection.close()
-
-
-def _quantiles(name: str, times_s: Sequence[float]) -> Figures:
-    ordered = sorted(times_s)
-    return {f"{name}_{q}_ms": ordered[min(len(ordered) - 1, len(ordered) * p // 100)] * 1e3 for q, p in _SHOWN}
-
-
-_SHOWN = (("p50", 50), ("p99", 99))

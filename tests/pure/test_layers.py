@@ -14,9 +14,8 @@ from benchmarks.house.source import nevers
 from stenograph.cli.commands import COMMANDS
 from stenograph.dialects.openai.chat_fields import WireChatRequest
 from stenograph.dialects.openai.completions import WireCompletionRequest
+from tests.pure.trees import BESIDE, MODULES, SRC, name_of, tree_of
 
-ROOT = Path(__file__).parents[2]
-SRC = ROOT / "src"
 LAYERS = [
     ["core"],
     ["model", "dialects", "trajectory", "offload"],
@@ -121,14 +120,12 @@ AT_A_TRAINER = {
 }
 """Rooms that a trainer installs: all that they import beside the standard library. They know the server by HTTP."""
 
-MODULES = sorted(SRC.rglob("*.py"))
-BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
-STANDINS = sorted((ROOT / "standins").rglob("*.py"))
-
-
-def name_of(path: Path) -> str:
-    base = SRC / "stenograph" if path.is_relative_to(SRC) else ROOT
-    return str(path.relative_to(base).with_suffix("")).removesuffix("/__init__")
+BESIDE_IMPORTS = {
+    "standins": {"standins", "core", "model", "embedded", "engine", "store", "cluster"},
+    "benchmarks": {"benchmarks", "standins", *LEVEL},
+    "scripts": {"scripts", "standins", *LEVEL},
+}
+"""All of ours that each tree beside the product imports. Of `cluster`, a stand-in has the database's answers."""
 
 
 def path_of(name: str) -> Path:
@@ -137,11 +134,6 @@ def path_of(name: str) -> Path:
 
 def room_of(path: Path) -> str:
     return name_of(path).split("/")[0]
-
-
-@functools.cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
 
 
 ENTRY = re.compile(r"(stenograph(?:\.\w+)+):(\w+)")
@@ -246,6 +238,14 @@ def test_the_product_imports_nothing_that_is_not_shipped_with_it(path: Path) -> 
     assert not {name.split(".")[0] for name in named} & {"benchmarks", "scripts", "standins", "tests"}
 
 
+@pytest.mark.parametrize("path", BESIDE, ids=name_of)
+def test_a_module_beside_the_product_imports_what_its_tree_may(path: Path) -> None:
+    ours = {"stenograph", "benchmarks", "scripts", "standins", "tests"}
+    named = [name.split(".") for name in imports_of(tree_of(path)) if name.split(".")[0] in ours]
+    tops = {parts[1] if parts[0] == "stenograph" else parts[0] for parts in named if parts != ["stenograph"]}
+    assert tops <= BESIDE_IMPORTS[room_of(path)]
+
+
 def test_there_are_no_import_cycles() -> None:
     graph = {name_of(path): own_imports(path) - {name_of(path)} for path in MODULES}
     # A package's __init__ that names its modules is no cycle of them.
@@ -253,13 +253,13 @@ def test_there_are_no_import_cycles() -> None:
     assert len(list(TopologicalSorter(order).static_order())) >= len(MODULES)
 
 
-@pytest.mark.parametrize("path", [*MODULES, *BENCHMARKS, *STANDINS], ids=name_of)
+@pytest.mark.parametrize("path", [*MODULES, *BESIDE], ids=name_of)
 def test_a_file_has_at_most_500_lines(path: Path) -> None:
     is_long = len(path.read_text().splitlines()) > MAX_LINES
     assert is_long is (name_of(path) in TO_BE_SPLIT)
 
 
-@pytest.mark.parametrize("path", [*MODULES, *BENCHMARKS, *STANDINS], ids=name_of)
+@pytest.mark.parametrize("path", [*MODULES, *BESIDE], ids=name_of)
 def test_imports_stand_at_the_top(path: Path) -> None:
     functions = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     inner = [node for function in functions for node in ast.walk(function)]
@@ -385,13 +385,13 @@ def test_a_task_of_a_group_needs_no_other_owner() -> None:
 
 
 def test_a_task_has_an_owner_and_nothing_is_shielded() -> None:
-    found = {name_of(path): spawned_in(tree_of(path)) for path in [*MODULES, *STANDINS]}
+    found = {name_of(path): spawned_in(tree_of(path)) for path in [*MODULES, *BESIDE]}
     assert not [(name, *one) for name, ones in found.items() for one in ones if one[0] in ("ensure_future", "shield")]
     assert {name for name, ones in found.items() if ones} == set(TASK_OWNERS), "who awaits these tasks?"
 
 
 def test_what_the_laws_name_is_there() -> None:
-    names = set(map(name_of, [*MODULES, *STANDINS]))
+    names = set(map(name_of, [*MODULES, *BESIDE]))
     names |= {name_of(path.parent / "x").removesuffix("/x") for path in MODULES}
     named = {*PURE, *IMPURE_ON_PURPOSE, *TASK_OWNERS, *BELOW_DIALECTS, *TO_BE_SPLIT}
     own = {name for names in AT_A_TRAINER.values() for name in names if (SRC / "stenograph").joinpath(name).exists()}

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from benchmarks.house.watched import Tracer, Way
+from benchmarks.house.watched import RequestWay, Tracer
 from standins.sglang_server import SGLangServer
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.sglang.chat import SGLangChat
@@ -40,7 +40,7 @@ def tracer() -> Iterator[Tracer]:
     threading.setprofile(before[1])  # type: ignore[arg-type]
 
 
-async def fourth_turn(rig: Rig, tracer: Tracer, *, stream: bool) -> tuple[Way, Way]:
+async def fourth_turn(rig: Rig, tracer: Tracer, *, stream: bool) -> tuple[RequestWay, RequestWay]:
     """The ways of a session's fourth turn, and of its samples."""
     session = await rig.open()
     messages: list[dict[str, Any]] = []
@@ -76,7 +76,7 @@ async def rig_of(renderer: Renderer) -> AsyncIterator[Rig]:
             await engine.aclose()
 
 
-def check(way: Way, limit: tuple[int, int]) -> None:
+def check(way: RequestWay, limit: tuple[int, int]) -> None:
     assert all(figure <= most for figure, most in zip(way.figures, limit, strict=True)), f"{way.figures}, not {limit}"
 
 

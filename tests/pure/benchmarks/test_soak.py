@@ -10,10 +10,10 @@ import pytest
 
 from benchmarks.kit.figures import Goal
 from benchmarks.soak.figures import Moment, flat_goals, growth, lag_figures, read_metrics
-from benchmarks.soak.model import ABORTED, COMPLETED, TRUNCATED, Kept, Seen, SessionModel, Shown, differences
+from benchmarks.soak.model import ABORTED, COMPLETED, TRUNCATED, Kept, SessionModel, Shown, differences
 from benchmarks.soak.plan import DECK, DELETES, NEVER, OUTCOMES, SLOW, Card, Deck, Move, draw_session
 from standins.faults import Fault
-from standins.ordered_engine import ACTS
+from standins.ordered_engine import ACTS, Generation
 
 # -- what is dealt
 
@@ -69,7 +69,7 @@ class Session:
     def __init__(self, turns: str = "abc", *, is_tree: bool = False) -> None:
         self.model = SessionModel(is_tree=is_tree)
         self.shown: list[Shown] = []
-        self.seen: list[Seen] = []
+        self.seen: list[Generation] = []
         for turn in turns:
             self.model.commit(kept(turn, self.model.tip))
             self.show(turn)
@@ -78,7 +78,7 @@ class Session:
         """Say that the session holds a turn after the `after`-th that is shown."""
         before = self.shown[after] if self.shown else None
         prompt = (array("i") if before is None or before.line is None else before.line) + array("i", (7, len(turn)))
-        request = Seen(
+        request = Generation(
             turn=turn, play=0, rid=f"r-{turn}", num_prompt=len(prompt), prompt_crc=zlib.crc32(prompt.tobytes())
         )
         self.seen.append(request)
