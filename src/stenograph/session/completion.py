@@ -2,13 +2,13 @@
 
 import asyncio
 from array import array
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 
 import numpy as np
 from msgspec.structs import replace
 
 from stenograph.core.blame import Blame, RequestPart
-from stenograph.core.chat import Asked, CompletionRequest, Remaining, ToolChoice
+from stenograph.core.chat import Asked, CompletionRequest, ToolChoice
 from stenograph.core.errors import InvalidRequest, UnrenderableMessage
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.types import Grammar, Prompt, RequestId, SamplingParams
@@ -18,7 +18,6 @@ from stenograph.session.opening import Tokenization, json_of, num_kept_of, trunc
 from stenograph.session.services import TurnServices
 from stenograph.session.steps import TurnRun
 from stenograph.session.strand import Leases, Strand
-from stenograph.session.turn import RequestRun, TurnOutcome
 from stenograph.text.grammar.held import BeforeAnswer
 from stenograph.text.plain import PlainParser
 from stenograph.text.reading import Parser
@@ -131,48 +130,32 @@ def completions(
     ]
 
 
-class PromptsRun(RequestRun):
-    """A completion with several prompts: a turn for each, under one deadline, one abort and one commit. Each step is
-    taken by all turns before the next."""
+class SideBySide:
+    """The steps of several turns: each is taken of all at once, before the next."""
 
-    async def _take(self, step: Callable[[TurnRun], Coroutine[None, None, None]]) -> None:
-        """Take a step of all turns at once. The first that fails stops the others, and its error is raised."""
+    def __init__(self, turns: Sequence[TurnRun]) -> None:
+        self._turns = turns
+
+    def __repr__(self) -> str:
+        return f"<SideBySide {len(self._turns)} turns>"
+
+    async def position(self) -> None:
+        await self._each(TurnRun.position)
+
+    async def render(self) -> None:
+        await self._each(TurnRun.render)
+
+    async def sample(self) -> None:
+        await self._each(TurnRun.sample)
+
+    async def _each(self, step: Callable[[TurnRun], Coroutine[None, None, None]]) -> None:
+        """Take a step. The first turn that fails stops the others, and its error is raised."""
         failed: list[Exception] = []
         try:
             async with asyncio.TaskGroup() as tasks:
-                for turn in self.turns:
+                for turn in self._turns:
                     tasks.create_task(step(turn), name=f"turn-{turn.request_id}")
         except* Exception as group:  # noqa: BLE001 -- raised again, the first of them
             failed += group.exceptions
         if failed:
             raise failed[0]
-
-    def _grant(self) -> None:
-        """Settle how much each turn may sample. Of what the session leaves, each gets the same share."""
-        limit, session = self.turn.capabilities.max_context_tokens, self._session_tokens()
-        longest = max(turn.prompt.num_tokens for turn in self.turns)
-        self.remaining = Remaining(context_tokens=None if limit is None else limit - longest, session_tokens=session)
-        for turn in self.turns:
-            turn.grant(
-                Remaining(
-                    context_tokens=None if limit is None else limit - turn.prompt.num_tokens,
-                    session_tokens=None if session is None else session // len(self.turns),
-                )
-            )
-
-    def _commit(self) -> TurnOutcome:
-        """Keep the turns in one step. The outcome has the first one's place, and the tokens that all leave."""
-        first = super()._commit()
-        replies = (first.reply, *(turn.commit(is_kept=first.committed) for turn in self.turns[1:]))
-        limit, session = self.turn.capabilities.max_context_tokens, self.remaining.session_tokens
-        longest = max(reply.prompt.num_tokens + len(reply.sampled.ids) for reply in replies)
-        num_sampled = sum(len(reply.sampled.ids) for reply in replies)
-        return replace(
-            first,
-            reply_id=self.reply_id,
-            replies=replies,
-            remaining=Remaining(
-                context_tokens=None if limit is None else limit - longest,
-                session_tokens=None if session is None else session - num_sampled,
-            ),
-        )

@@ -25,7 +25,7 @@ from stenograph.core.weights import CacheSalt
 from stenograph.session.admission import Caller, Capacity, Limits, Place
 from stenograph.session.budgets import spent_budget
 from stenograph.session.commit_writer import StoreWriter
-from stenograph.session.completion import PromptsRun, completions
+from stenograph.session.completion import SideBySide, completions
 from stenograph.session.journal import log_discarded, log_turn_end, turn_report
 from stenograph.session.kept import StoredReply
 from stenograph.session.kinds import Sighting
@@ -373,8 +373,9 @@ class SessionManager:
                     trace=None if caller.trace is None else caller.trace.generation(request_id),
                 )
             )
-        return (RequestRun if is_one else PromptsRun)(
+        return RequestRun(
             turns,
+            steps=turns[0] if is_one else SideBySide(turns),
             joint_reply_id=None if is_one else reply_id,
             request=request,
             leases=leases,

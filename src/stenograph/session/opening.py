@@ -195,8 +195,8 @@ class ChatOpening:
         replayed = None if parent is None else messages[parent.num_messages - 1].content
         if self._request.rewrites or (parent is not None and replayed != parent.turn.reply.message.content):
             self.rewrites = rewrites_after(self._request, parent)
-        if parent is not None and parent.turn.context.is_same(context):
-            self.context = parent.turn.context  # one object for all turns of a line
+        if parent is not None:
+            self.context = parent.turn.context  # an equal one, and one object for all turns of a line
         if parent is not None and parent.turn.status is TurnStatus.TRUNCATED:
             await self._check_closable(parent)
         return attachment
@@ -225,10 +225,10 @@ class ChatOpening:
         """The line's ids, untouched, and the bridge; or the whole conversation at first."""
         renderer, new, tools = self._renderer, attachment.new_messages, self.context.tools
         kwargs, parent = self.context.arguments, attachment.parent
+        tail = last_line_ids(parent, TAIL_TOKENS)
         num_bytes = _num_bytes(new)
         if parent is None or not renderer.family.tools_before_turns:
             num_bytes += self.context.num_bytes
-        tail = last_line_ids(parent, TAIL_TOKENS)
         if parent is None:
             num_bytes += 0 if renderer.is_known(kwargs) else PROOF_BYTES
         try:

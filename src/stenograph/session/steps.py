@@ -142,10 +142,14 @@ class TurnRun:
         self.stages.mark(stage, self._services.clock.monotonic())
         self.prompt, self.is_open = prompt, True
 
-    def grant(self, remaining: Remaining) -> None:
-        """Settle the parameters: the request's, with the reply's constraints and the tokens that are left."""
+    def grant(self, session_tokens: int | None) -> int | None:
+        """Settle the parameters: the request's, with the reply's constraints and the tokens that are left. Returns how
+        many the context leaves; None if it has no limit. Raises ContextLengthExceeded or BudgetSpent."""
         request, prompt, capabilities = self._request, self.prompt, self.capabilities
-        num = max_tokens(request, prompt, remaining, self._services.over_budget, part=self.opening.prompt_blame)
+        limit = capabilities.max_context_tokens
+        context_tokens = None if limit is None else limit - prompt.num_tokens
+        left = Remaining(context_tokens=context_tokens, session_tokens=session_tokens)
+        num = max_tokens(request, prompt, left, self._services.over_budget, part=self.opening.prompt_blame)
         grammar = asked = request.params.grammar
         if asked is not None or self._forced is not None:
             grammar = held_grammar(
@@ -167,6 +171,7 @@ class TurnRun:
                 repetition_over=over,
                 top_k=supported_top_k(request.params, capabilities.max_support_top_k if self._wants_support else None),
             )
+        return context_tokens
 
     async def sample(self) -> None:
         """Sample, validate and parse chunk by chunk, feeding the watchers. Raises UpstreamError and its kin.

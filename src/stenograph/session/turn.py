@@ -80,8 +80,25 @@ class CommitWriter(Protocol):
         ...
 
 
+class Steps(Protocol):
+    """The steps of a request's turn; where it has several, of all at once (completion.py)."""
+
+    async def position(self) -> None:
+        """Find where it attaches. Raises CallerError."""
+        ...
+
+    async def render(self) -> None:
+        """Make the ids of its prompt. Raises CallerError or TokenizationFailed."""
+        ...
+
+    async def sample(self) -> None:
+        """Sample, validate and parse its reply. Raises UpstreamError and its kin."""
+        ...
+
+
 class RequestRun:
-    """A request with one turn. Made by the manager, run once, watched through the turn's buffer.
+    """One request. Made by the manager, run once, watched through the buffers of its turns: one, but for a completion
+    with several prompts, whose `steps` take each step of all turns at once.
 
     `may_commit`: there is a session, and it is not being deleted. `budgets` are what that may have in all. `writer`
     None: there is no store. `remaining` is what is left before anything is sampled; it is known when the first piece is
@@ -92,6 +109,7 @@ class RequestRun:
         self,
         turns: Sequence[TurnRun],
         *,
+        steps: Steps,
         request: TurnRequest,
         leases: Leases,
         may_commit: bool,
@@ -102,7 +120,8 @@ class RequestRun:
     ) -> None:
         self.turns = tuple(turns)
         self.turn = self.turns[0]
-        """Its turn; of several the first, by whose id the engine and the session know the request."""
+        """The first, by whose id the engine and the session know the request."""
+        self._steps = steps
         self.request_id = self.turn.request_id
         self.joint_reply_id = joint_reply_id
         """By which the client knows the replies of several turns."""
@@ -130,19 +149,20 @@ class RequestRun:
 
     async def run(self) -> TurnOutcome:
         """Steps 4 to 9. Raises StenographError; anything else is a bug of ours. Commits last, or not at all."""
+        steps = self._steps
         try:
             if self._spent is not None:
                 return self._stopped(self._spent)
             async with asyncio.timeout(self._services.timeout_s or NO_DEADLINE_S) as self._deadline:
                 if self._abort_requested:  # before the first step
                     self._begin_grace()
-                await self._take(TurnRun.position)  # 4: trajectory, where it attaches
+                await steps.position()  # 4: trajectory, where it attaches
                 if self.turn.attachment.adds_nothing:
                     return self._echo()
-                await self._take(TurnRun.render)  # 5: text, the ids of its prompt
+                await steps.render()  # 5: text, the ids of its prompt
                 self._grant()  # how much may be sampled
                 await self._let_in()  # the gate, shut while the weights change
-                await self._take(TurnRun.sample)  # 6: engine; 7: validate; 8: text, ids to message
+                await steps.sample()  # 6: engine; 7: validate; 8: text, ids to message
                 if self._writer is None or not self.may_commit:
                     return self._commit()  # 9: trajectory
             self.is_committing, self._deadline = True, None  # neither its deadline nor whoever leaves ends it now
@@ -163,10 +183,6 @@ class RequestRun:
             self._services.weights.runs.discard(self)
             for turn in self.turns:
                 turn.buffer.close()
-
-    def _take(self, step: Callable[[TurnRun], Coroutine[None, None, None]]) -> Coroutine[None, None, None]:
-        """A step of its turn; where it has several, of each."""
-        return step(self.turn)
 
     def _echo(self) -> TurnOutcome:
         """The outcome of a request that ends with a reply of its strand: without a message, if that is the last one and
@@ -192,22 +208,16 @@ class RequestRun:
         )
 
     def _grant(self) -> None:
-        """Settle how much the turn may sample, of what the context and the session leave."""
-        turn = self.turn
-        limit, num_prompt = turn.capabilities.max_context_tokens, turn.prompt.num_tokens
+        """Settle how much may be sampled. Of what the session leaves, each turn gets the same share."""
+        session, most = None, self._budgets.max_total_tokens
+        if most is not None:
+            num_before = self.leases.num_tokens_before([(turn.opening.strand, turn.attachment) for turn in self.turns])
+            session = most - num_before - sum(turn.num_new_tokens for turn in self.turns)
+        share = None if session is None else session // len(self.turns)
+        left = [turn.grant(share) for turn in self.turns]
         self.remaining = Remaining(
-            context_tokens=None if limit is None else limit - num_prompt,
-            session_tokens=self._session_tokens(),
+            context_tokens=min((one for one in left if one is not None), default=None), session_tokens=session
         )
-        turn.grant(self.remaining)
-
-    def _session_tokens(self) -> int | None:
-        """Number of tokens that the session leaves for all replies; None if it has no limit."""
-        most = self._budgets.max_total_tokens
-        if most is None:
-            return None
-        num_before = self.leases.num_tokens_before([(turn.opening.strand, turn.attachment) for turn in self.turns])
-        return most - num_before - sum(turn.num_new_tokens for turn in self.turns)
 
     async def _let_in(self) -> None:
         """Wait at the gate, until it is open or the request is aborted. Between it and the engine nothing is awaited:
@@ -223,28 +233,29 @@ class RequestRun:
         weights.runs.add(self)
 
     def _commit(self) -> TurnOutcome:
-        """Keep the turn, unless its session is being deleted. Synchronous: nothing can come between."""
-        turn, committed, self._has_ended = self.turn, self.may_commit, True
-        reply = turn.commit(is_kept=committed)
-        limit, session = turn.capabilities.max_context_tokens, self.remaining.session_tokens
-        num_sampled = len(reply.sampled.ids)
+        """Keep the turns, unless their session is being deleted. Synchronous: nothing can come between."""
+        committed, self._has_ended = self.may_commit, True
+        num_sampled = longest = 0
+        replies: list[ChatReply] = []
+        for turn in self.turns:
+            reply = turn.commit(is_kept=committed)
+            replies.append(reply)
+            num_sampled += len(reply.sampled.ids)
+            longest = max(longest, reply.prompt.num_tokens + len(reply.sampled.ids))
+        first = self.turn
+        limit, session = first.capabilities.max_context_tokens, self.remaining.session_tokens
         return TurnOutcome(
-            reply_id=reply.id,
-            replies=(reply,),
+            reply_id=self.joint_reply_id or first.reply_id,
+            replies=tuple(replies),
             committed=committed,
             remaining=Remaining(
-                context_tokens=None if limit is None else limit - reply.prompt.num_tokens - num_sampled,
+                context_tokens=None if limit is None else limit - longest,
                 session_tokens=None if session is None else session - num_sampled,
             ),
-            strand=turn.opening.strand.number,
-            node=turn.node_id,
-            rewrites=turn.rewrites,
+            strand=first.opening.strand.number,
+            node=first.node_id,
+            rewrites=first.rewrites,
         )
-
-    @property
-    def reply_id(self) -> str:
-        """By which the client knows the reply, or the replies; settled before the first piece is there."""
-        return self.turn.reply_id if self.joint_reply_id is None else self.joint_reply_id
 
     @property
     def is_timed_out(self) -> bool:
@@ -267,9 +278,8 @@ class RequestRun:
         """The outcome of a request that its session has no budget for: an empty reply to each prompt."""
         self.remaining = Remaining(session_tokens=0 if spent.limit is Limit.SESSION_TOKENS else None)
         replies = tuple(turn.empty_reply() for turn in self.turns)
-        return TurnOutcome(
-            reply_id=self.reply_id, replies=replies, committed=False, remaining=self.remaining, spent=spent
-        )
+        id_ = self.joint_reply_id or self.turn.reply_id
+        return TurnOutcome(reply_id=id_, replies=replies, committed=False, remaining=self.remaining, spent=spent)
 
     def abort(self, unanswered: StenographError | None = None) -> Coroutine[None, None, int]:
         """End the turns with what they have sampled; one that has not reached the engine ends with nothing.

@@ -175,7 +175,8 @@ class LiveWatch:
 
     @property
     def reply_id(self) -> str:
-        return self._task.run.reply_id
+        run = self._task.run
+        return run.turn.reply_id if run.joint_reply_id is None else run.joint_reply_id
 
     @property
     def prompts(self) -> "list[array[int]]":
