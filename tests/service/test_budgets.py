@@ -23,10 +23,10 @@ from stenograph.core.messages import Message, Role, Tool
 from stenograph.core.types import Finish, FinishReason, SamplingParams
 from stenograph.offload.pool import CpuPool
 from stenograph.session.admission import Limits
-from stenograph.session.kinds import SHIPPED_RULES, KindRules
 from stenograph.session.manager import SessionManager
 from stenograph.session.services import TurnServices
 from stenograph.session.session import Session, SessionOptions
+from stenograph.session.side_rules import SHIPPED_RULES, read_kind_rules
 from stenograph.session.watch import Watch
 from stenograph.store.database import FileConnection
 from stenograph.store.folder import DataFolder
@@ -255,7 +255,7 @@ def test_no_burst_of_requests_gets_more_than_there_is(
     async def scenario() -> None:
         engine = ScriptedEngine(vocab_size=renderer.tokenizer.vocab_size)
         pool = CpuPool(1)
-        rules = KindRules.read(SHIPPED_RULES)
+        rules = read_kind_rules(SHIPPED_RULES)
         services = TurnServices(
             engine=engine, renderer=renderer, pool=pool, clock=ManualClock(), timeout_s=None, kind_rules=rules
         )

@@ -11,8 +11,9 @@ from stenograph.core.sampling_rules import SamplingRules
 from stenograph.dialects.common.sampling_rules import decode_rules
 from stenograph.engine.settings import URLS
 from stenograph.http.settings import Settings
-from stenograph.session.kinds import SHIPPED_RULES, BadSideRules, KindRules
+from stenograph.session.kinds import KindRules
 from stenograph.session.rewrite_rules import RewriteRules, UnknownRewrite
+from stenograph.session.side_rules import SHIPPED_RULES, BadSideRules, read_kind_rules
 from stenograph.trajectory.canonical import Canonical
 
 
@@ -31,7 +32,7 @@ def side_rules_of(settings: Settings) -> SideRules:
         if settings.side_rules is not None:
             texts.insert(0, settings.side_rules.read_text(encoding="utf-8"))
         rewrites = RewriteRules.read(*texts)
-        return SideRules(KindRules.read(*texts), rewrites, rewrites.chosen(settings.canonical))
+        return SideRules(read_kind_rules(*texts), rewrites, rewrites.chosen(settings.canonical))
     except UnknownRewrite as error:
         raise StartupError(f"--canonical: {error}") from error
     except OSError as error:

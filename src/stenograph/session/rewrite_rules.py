@@ -1,6 +1,6 @@
 """The rules by which requests are rewritten, as data: what is dropped from them, and what is pinned.
 
-They stand in the files of kinds' rules (kinds.py): `side.toml` is shipped, and an operator's own in front of it. A
+They stand in the files of kinds' rules (side_rules.py): `side.toml` is shipped, and an operator's own in front of it. A
 rule has `name`, `client` and `seen` (versions of the client); those with `default = true` hold unless a session says
 otherwise, the others where it names them. A rule replaces those of its name in later files.
 
@@ -19,7 +19,8 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from stenograph.session.kinds import BadSideRules, Name, converted, file_of, regex_of
+from stenograph.session.kinds import Name
+from stenograph.session.side_rules import BadSideRules, converted, file_of, regex_of
 from stenograph.trajectory.canonical import Canonical, DropRule, PinPlace, PinRule
 
 DEFAULT, OFF = "default", "off"

@@ -8,9 +8,10 @@ from stenograph.core.kinds import SaltPolicy
 from stenograph.engine.base import Engine
 from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.pool import CpuPool
-from stenograph.session.kinds import SHIPPED_RULES, KindRules
+from stenograph.session.kinds import KindRules
 from stenograph.session.rewrite_rules import RewriteRules
 from stenograph.session.settings import OverBudget
+from stenograph.session.side_rules import SHIPPED_RULES, read_kind_rules
 from stenograph.session.weights import Weights
 from stenograph.text.renderer import Renderer
 from stenograph.trajectory.canonical import Canonical
@@ -39,7 +40,7 @@ class TurnServices:
     template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
     share: LoopShare = field(default_factory=LoopShare)
     tokenizer: Engine | None = None
-    kind_rules: KindRules = field(default_factory=lambda: KindRules.read(SHIPPED_RULES))
+    kind_rules: KindRules = field(default_factory=lambda: read_kind_rules(SHIPPED_RULES))
     rewrite_rules: RewriteRules = field(default_factory=lambda: RewriteRules.read(SHIPPED_RULES))
     canonical: Canonical = field(default_factory=Canonical)
     weights: Weights = field(default_factory=Weights)

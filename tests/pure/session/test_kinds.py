@@ -18,16 +18,11 @@ from stenograph.core.chat import ChatRequest, CompletionRequest
 from stenograph.core.kinds import UNLABELLED, Label, StrandKind
 from stenograph.core.messages import Message, Role, Tool
 from stenograph.core.types import Grammar, GrammarKind, SamplingParams
-from stenograph.session.kinds import (
-    SEARCHED_CHARS,
-    SHIPPED_RULES,
-    BadSideRules,
-    KindRules,
-    Sighting,
-)
+from stenograph.session.kinds import SEARCHED_CHARS, Sighting
+from stenograph.session.side_rules import SHIPPED_RULES, BadSideRules, read_kind_rules
 from stenograph.trajectory.strand_facts import StrandSight, kinds_of
 
-SHIPPED = KindRules.read(SHIPPED_RULES)
+SHIPPED = read_kind_rules(SHIPPED_RULES)
 CHAT = "/sessions/a/v1/chat/completions"
 
 
@@ -53,7 +48,7 @@ def rule(when: str, kind: str = 'kind = "probe"', name: str = "own") -> str:
 
 
 def holds(when: str, sighting: Sighting) -> bool:
-    return KindRules.read(rule(when)).label(sighting).rule == "own"
+    return read_kind_rules(rule(when)).label(sighting).rule == "own"
 
 
 # The recordings: all requests of all recorded clients, trimmed to what rules look at.
@@ -275,8 +270,8 @@ def test_a_completion_has_neither_messages_nor_tools() -> None:
 
 def test_the_first_rule_that_holds_says_the_kind() -> None:
     first, second = rule("has_tools = false"), rule("model = 'a'", 'kind = "echo"', name="second")
-    assert KindRules.read(first + second).label(chat(model="a")).rule == "own"
-    assert KindRules.read(second, first).label(chat(model="a")) == Label(
+    assert read_kind_rules(first + second).label(chat(model="a")).rule == "own"
+    assert read_kind_rules(second, first).label(chat(model="a")) == Label(
         kind=StrandKind.ECHO, client="ours", rule="second"
     )
 
@@ -284,8 +279,8 @@ def test_the_first_rule_that_holds_says_the_kind() -> None:
 def test_an_operator_s_rules_stand_in_front_and_replace_those_of_their_names() -> None:
     title = chat((Role.SYSTEM, "You are a title generator."), (Role.USER, "a"))
     assert SHIPPED.label(title).rule == "oc-title"
-    assert KindRules.read(rule("has_tools = false"), SHIPPED_RULES).label(title).rule == "own"
-    replaced = KindRules.read(rule("model = 'a'", name="oc-title"), SHIPPED_RULES)
+    assert read_kind_rules(rule("has_tools = false"), SHIPPED_RULES).label(title).rule == "own"
+    replaced = read_kind_rules(rule("model = 'a'", name="oc-title"), SHIPPED_RULES)
     assert replaced.label(title) == UNLABELLED
     assert len(replaced.rules) == len(SHIPPED.rules)
 
@@ -324,14 +319,14 @@ def test_an_operator_s_rules_stand_in_front_and_replace_those_of_their_names() -
 )
 def test_a_wrong_file_says_which_rule_and_field(text: str, name: str | None, field: str) -> None:
     with pytest.raises(BadSideRules, match=re.escape(field)) as caught:
-        KindRules.read(text, SHIPPED_RULES)
+        read_kind_rules(text, SHIPPED_RULES)
     assert (caught.value.rule, caught.value.field) == (name, field)
     assert str(caught.value).startswith("side rules: ")
 
 
 def test_what_is_not_applied_is_refused() -> None:
     with pytest.raises(BadSideRules, match="rewrite"):
-        KindRules.read("[[rewrite]]\nname = 'a'\n")
+        read_kind_rules("[[rewrite]]\nname = 'a'\n")
 
 
 # Whatever comes.
@@ -346,7 +341,7 @@ own_rules = st.lists(st.tuples(conditions, values), max_size=3).map(lambda w: ru
 @settings(max_examples=300)
 def test_any_file_is_read_or_refused(text: str) -> None:
     try:
-        rules = KindRules.read(text, SHIPPED_RULES)
+        rules = read_kind_rules(text, SHIPPED_RULES)
     except BadSideRules:
         return
     assert rules.label(chat()).rule in {None, "own"}

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenograph.session.kinds import SHIPPED_RULES, BadSideRules, KindRules
 from stenograph.session.rewrite_rules import RewriteRules, UnknownRewrite
+from stenograph.session.side_rules import SHIPPED_RULES, BadSideRules, read_kind_rules
 from stenograph.trajectory.canonical import DropRule, PinPlace, PinRule
 
 SHIPPED = RewriteRules.read(SHIPPED_RULES)
@@ -187,7 +187,7 @@ def test_a_wrong_file_says_which_rule_and_field(text: str, name: str | None, fie
 def test_rules_of_both_kinds_stand_in_one_file() -> None:
     text = PIN + "place = 'tool_text'\n[[rules]]\nname = 'r'\nclient = 'c'\nkind = 'main'\nwhen = {model = 'm'}\n"
     assert [one.rule.name for one in RewriteRules.read(text).rules] == ["a"]
-    assert [rule.name for rule in KindRules.read(text).rules] == ["r"]
+    assert [rule.name for rule in read_kind_rules(text).rules] == ["r"]
 
 
 VALUES = st.sampled_from(["'x'", "'('", "1", "-1", "true", "[]", "{}", "'tool_text'", "'system'", "''", "9" * 5000])
