@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.kit.processes import CannotMeasure
 from stenograph.core.types import SessionId
-from stenograph.session.durable import read_opening
+from stenograph.session.restored import read_opening
 from stenograph.store.base import StoredSession
 from stenograph.store.codec.commits import encode_opened
 from stenograph.store.codec.rows import OPENED, Totals, row_body, row_digest

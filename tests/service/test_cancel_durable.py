@@ -13,8 +13,8 @@ from stenograph.core.errors import SessionBusy, StorageUnavailable
 from stenograph.core.kinds import HistoryKind
 from stenograph.core.telemetry import TurnEnd
 from stenograph.session.admission import Limits
-from stenograph.session.durable import restored_session
 from stenograph.session.manager import SessionManager
+from stenograph.session.restored import restored_session
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.session import SessionOptions
 from stenograph.session.shelf import Shelf

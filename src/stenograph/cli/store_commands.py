@@ -13,7 +13,7 @@ from stenograph.cli.places import Look, StorePlace, looks_at
 from stenograph.core.errors import SessionDamaged, StartupError, StorageUnavailable
 from stenograph.core.types import SessionId
 from stenograph.model.progress import Progress
-from stenograph.session.durable import RestoredTurns, restored_turns
+from stenograph.session.restored import RestoredTurns, restored_turns
 from stenograph.session.session import Session
 from stenograph.session.shelf import shelved
 from stenograph.store.base import SessionColumns, StoredSession, StoredSummary

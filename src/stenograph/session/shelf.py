@@ -16,7 +16,7 @@ from stenograph.core.errors import SessionDamaged, SessionNotFound
 from stenograph.core.outcome import SessionOutcome
 from stenograph.core.types import SessionId
 from stenograph.offload.pool import CpuPool
-from stenograph.session.durable import opening_of, read_opening, restored_session
+from stenograph.session.restored import opening_of, read_opening, restored_session
 from stenograph.session.session import Session
 from stenograph.store.base import SessionStore, StoredSession, StoredSummary, damaged_at
 from stenograph.store.codec.commits import decode_outcome, encode_opened
