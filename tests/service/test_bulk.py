@@ -18,8 +18,8 @@ from stenograph.dialects.sessions import BulkSamplesRequest
 from stenograph.http import bulk_routes
 from stenograph.http.bulk_parts import OwnParts, Part
 from stenograph.http.bulk_routes import FRAMES_TYPE
-from stenograph.session import shelf
-from stenograph.session.shelf import ShelvedSession
+from stenograph.session import storage
+from stenograph.session.storage import ListedSession
 from stenograph.store.base import StoredSummary
 from stenograph.store.database import FileConnection
 
@@ -111,21 +111,21 @@ async def test_sessions_on_disk_are_listed_a_few_in_an_iteration_of_the_loop(
 ) -> None:
     async with kept() as live:
         for _ in range(8):
-            await live.open(metadata={"a": "x" * (shelf.READ_AT_ONCE_BYTES // 3)})
+            await live.open(metadata={"a": "x" * (storage.READ_AT_ONCE_BYTES // 3)})
     read_in: list[int] = []
     num_passes = 0
-    loop, shelved = asyncio.get_running_loop(), shelf.shelved
+    loop, listed_session = asyncio.get_running_loop(), storage.listed_session
 
     def count() -> None:
         nonlocal num_passes, counting
         num_passes += 1
         counting = loop.call_soon(count)
 
-    def noted(summary: StoredSummary) -> ShelvedSession:
+    def noted(summary: StoredSummary) -> ListedSession:
         read_in.append(num_passes)
-        return shelved(summary)
+        return listed_session(summary)
 
-    monkeypatch.setattr(shelf, "shelved", noted)
+    monkeypatch.setattr(storage, "listed_session", noted)
     async with kept() as live:
         counting = loop.call_soon(count)
         answer = await live.call("GET", "/sessions")

@@ -17,8 +17,8 @@ from stenograph.session.manager import SessionManager
 from stenograph.session.restored import restored_session
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.session import SessionOptions
-from stenograph.session.shelf import Shelf
 from stenograph.session.steps import TurnServices
+from stenograph.session.storage import SessionStorage
 from stenograph.session.turn import TurnOutcome
 from stenograph.store.base import Done, Tail
 from stenograph.store.codec.rows import Totals
@@ -93,9 +93,9 @@ class StoredRoom(Room):
             timeout_s=self.timeout_s,
             abort_grace_s=GRACE_S,
         )
-        shelf = Shelf(self.store, clock=self.clock, pool=self.pool, model=ModelMark())
+        storage = SessionStorage(self.store, clock=self.clock, pool=self.pool, model=ModelMark())
         limits = Limits(max_sessions=10, max_in_flight=10)
-        self.manager = SessionManager(services=services, limits=limits, telemetry=self.telemetry, shelf=shelf)
+        self.manager = SessionManager(services=services, limits=limits, telemetry=self.telemetry, storage=storage)
         self.session = await self.manager.sessions.open(SessionOptions(history=self.history))
         await super().before()
 

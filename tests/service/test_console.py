@@ -316,12 +316,12 @@ async def test_pages_of_a_session_in_the_store_are_one_read_until_it_changes(kep
         session = await good(live)
         await two_turns(live, session)
         await live.open()
-        shelf = live.manager.sessions.shelf
-        assert shelf is not None
-        num_read, paths = shelf.num_read, ("", "/turns", "/tokens", "/tokens?start=80", "/tokens?limit=9")
+        storage = live.manager.sessions.storage
+        assert storage is not None
+        num_read, paths = storage.num_read, ("", "/turns", "/tokens", "/tokens?start=80", "/tokens?limit=9")
         pages = await asyncio.gather(*(live.call("GET", f"{CONSOLE}/{session}{path}") for path in paths))
         assert [page.status for page in pages] == [200] * 5
-        assert shelf.num_read == num_read + 1
+        assert storage.num_read == num_read + 1
         live.says("three")
         line = [user("What is 12 * 34?"), assistant("Twelve times thirty-four is 408."), user("And one more?")]
         assert (await live.chat(session, *line, assistant("408 and one is 409."), user("And?"))).status == 200

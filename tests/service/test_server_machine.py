@@ -45,10 +45,10 @@ FOUND = programs()
 
 def store_of(live: Live) -> PostgresStore:
     """A worker's part of the database."""
-    shelf = live.manager.sessions.shelf
-    assert shelf is not None
-    assert isinstance(shelf.store, PostgresStore)
-    return shelf.store
+    storage = live.manager.sessions.storage
+    assert storage is not None
+    assert isinstance(storage.store, PostgresStore)
+    return storage.store
 
 
 class ServerMachine(WorkerMachine):

@@ -15,7 +15,7 @@ from stenograph.core.types import SessionId
 from stenograph.model.progress import Progress
 from stenograph.session.restored import RestoredTurns, restored_turns
 from stenograph.session.session import Session
-from stenograph.session.shelf import shelved
+from stenograph.session.storage import listed_session
 from stenograph.store.base import SessionColumns, StoredSession, StoredSummary
 from stenograph.store.codec.rows import RowDamaged
 from stenograph.trajectory.commits import ModelMark
@@ -139,7 +139,7 @@ def _session_lines(files: Sequence[Look]) -> Iterator[str]:
     yield f"{'session':32}  {'created (UTC)':19}  {'history':8} {'turns':>6} {'tokens':>9}  model"
     for summary in (summary for file in files for summary in file.summaries()):
         try:
-            found = shelved(summary)
+            found = listed_session(summary)
         except (SessionDamaged, RowDamaged) as error:
             yield f"{summary.session_id:32}  damaged: {error}"
             continue

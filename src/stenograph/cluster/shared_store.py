@@ -148,10 +148,10 @@ class Cluster(Processes):
             yield store
 
     def find_others(self, settings: Settings, manager: SessionManager, metrics: Metrics) -> None:
-        shelf = manager.sessions.shelf
-        if shelf is None or not shelf.store.is_shared:
+        storage = manager.sessions.storage
+        if storage is None or not storage.store.is_shared:
             return
-        store = cast("PostgresStore", shelf.store)
+        store = cast("PostgresStore", storage.store)
         self.nodes = Nodes(
             SharedOwnership(manager, store),
             metrics=metrics,

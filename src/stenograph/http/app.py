@@ -53,7 +53,7 @@ from stenograph.session.counting import PromptCounter
 from stenograph.session.keyed_openings import KeyedOpenings
 from stenograph.session.manager import SessionManager
 from stenograph.session.services import TurnServices
-from stenograph.session.shelf import Shelf
+from stenograph.session.storage import SessionStorage
 from stenograph.session.weight_sync import WeightSync
 from stenograph.session.weights import Weights
 from stenograph.store.base import SessionStore
@@ -277,20 +277,20 @@ def _make_manager(
         max_held_tokens=settings.max_held_tokens,
         max_strands=settings.max_strands,
     )
-    shelf = None
+    storage = None
     if store is not None:
         matchers = {settings.matcher: load_matcher(settings.matcher)}
-        shelf = Shelf(store, clock=services.clock, pool=services.pool, model=mark, matchers=matchers)
+        storage = SessionStorage(store, clock=services.clock, pool=services.pool, model=mark, matchers=matchers)
     manager = SessionManager(
         services=services,
         limits=limits,
         telemetry=metrics,
-        shelf=shelf,
-        capacity=processes.capacity(limits, evicts=shelf is not None),
+        storage=storage,
+        capacity=processes.capacity(limits, evicts=storage is not None),
         digits=processes.digits,
     )
-    if shelf is not None:
-        metrics.show(STORE_METRICS, shelf, manager)
+    if storage is not None:
+        metrics.show(STORE_METRICS, storage, manager)
     engine.report_grammar_times(metrics.grammar_took)
     metrics.bind(Serving(manager=manager, engine=engine))
     return manager

@@ -38,7 +38,7 @@ from stenograph.http.wire import (
 from stenograph.offload.pool import INLINE_BELOW_BYTES
 from stenograph.session.selection import Listed, SessionFilter, SessionState, id_of, selected
 from stenograph.session.session import Session
-from stenograph.session.shelf import FORGOTTEN_TURNS, ShelvedSession
+from stenograph.session.storage import FORGOTTEN_TURNS, ListedSession
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ class BulkRoutes:
         if not (limit.isascii() and limit.isdecimal() and len(limit) <= 4) or not 1 <= int(limit) <= MAX_PAGE:
             raise InvalidRequest(f"limit must be a number from 1 to {MAX_PAGE}, got {limit[:20]!r}.", param="/limit")
         after = request.query_params.get("after")
-        found: list[Session | ShelvedSession] = []
+        found: list[Session | ListedSession] = []
         if wanted.is_empty:
             found = await self.sessions.manager.sessions.page_kept(limit=int(limit) + 1, after=after)
         else:
@@ -213,7 +213,7 @@ class BulkRoutes:
 
 
 def _num_turns(session: Listed) -> int:
-    return session.totals.num_turns if isinstance(session, ShelvedSession) else session.strands.num_turns
+    return session.totals.num_turns if isinstance(session, ListedSession) else session.strands.num_turns
 
 
 def _groups(sizes: list[tuple[str, int]]) -> Iterator[list[str]]:
@@ -264,14 +264,14 @@ def wanted_by(wire: BulkSamplesRequest) -> SessionFilter:
     return SessionFilter(group=wire.group, state=state, metadata=wire.where or {})
 
 
-def session_id_of(session: Session | ShelvedSession) -> SessionId:
+def session_id_of(session: Session | ListedSession) -> SessionId:
     """The id of a session of a list."""
-    return session.opened.session_id if isinstance(session, ShelvedSession) else session.id
+    return session.opened.session_id if isinstance(session, ListedSession) else session.id
 
 
-def session_summary(session: Session | ShelvedSession) -> SessionSummary:
+def session_summary(session: Session | ListedSession) -> SessionSummary:
     """One entry of `GET /sessions`."""
-    if isinstance(session, ShelvedSession):
+    if isinstance(session, ListedSession):
         opened, totals = session.opened, session.totals
         has_turns = bool(totals.num_turns or totals.num_discarded_turns)
         return {

@@ -235,8 +235,8 @@ class ControlRoutes:
         who=All(merge="stenograph.http.merging:readiness", ask=Asking.READINESS),
     )
     async def _ready(self, request: Request) -> Response:
-        shelf = self.doorman.manager.sessions.shelf
-        is_writable = shelf is None or shelf.store.failure is None
+        storage = self.doorman.manager.sessions.storage
+        is_writable = storage is None or storage.store.failure is None
         paused = self.services.weights.is_held
         ready = is_writable and not paused and self.services.engine.health().state is EngineState.READY
         engines: list[WireEngineStatus] = [

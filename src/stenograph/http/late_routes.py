@@ -52,7 +52,7 @@ class LateRoutes:
         self._model = model
         self._weights_dir = settings.weights_dir
         self._backup = BackupRoute(
-            shelf=doorman.manager.sessions.shelf,
+            storage=doorman.manager.sessions.storage,
             max_body_bytes=settings.max_body_bytes,
             processes=processes,
         )

@@ -62,7 +62,7 @@ def tell_of_signal(number: signal.Signals, manager: SessionManager, *, drain_tim
 
 def tell_of_lost_sessions(manager: SessionManager) -> None:
     """Log each session that ends with the process, and how much is lost where there is no store."""
-    if manager.sessions.shelf is not None:
+    if manager.sessions.storage is not None:
         log.info("%d sessions were in memory; all are in the store", manager.sessions.num_sessions)
         return
     manager.sessions.log_stopped()

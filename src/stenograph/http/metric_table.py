@@ -18,7 +18,7 @@ from stenograph.core.stages import Stage
 from stenograph.core.telemetry import GrammarStep, SessionEnd, SessionReport, TurnEnd, TurnReport
 from stenograph.engine.base import Engine, EngineCounts, EngineState, EngineStatus, Outcome
 from stenograph.session.manager import SessionManager
-from stenograph.session.shelf import Shelf
+from stenograph.session.storage import SessionStorage
 
 S = TypeVar("S")
 Source = type[object]
@@ -404,51 +404,51 @@ STORE_METRICS = (
         "stenograph_store_rows_total",
         COUNTER,
         "Requests whose turns the store has written.",
-        Shelf,
-        lambda shelf: shelf.store.stats.num_rows,
+        SessionStorage,
+        lambda storage: storage.store.stats.num_rows,
     ),
     row(
         "stenograph_store_groups_total",
         COUNTER,
         "Groups that they were written in; a group is synced once.",
-        Shelf,
-        lambda shelf: shelf.store.stats.num_groups,
+        SessionStorage,
+        lambda storage: storage.store.stats.num_groups,
     ),
     row(
         "stenograph_store_bytes_total",
         COUNTER,
         "Bytes of these rows.",
-        Shelf,
-        lambda shelf: shelf.store.stats.num_bytes,
+        SessionStorage,
+        lambda storage: storage.store.stats.num_bytes,
     ),
     row(
         "stenograph_store_busy_seconds_total",
         COUNTER,
         "Seconds that the store's thread was at work.",
-        Shelf,
-        lambda shelf: shelf.store.stats.write_s,
+        SessionStorage,
+        lambda storage: storage.store.stats.write_s,
     ),
     row(
         "stenograph_store_failures_total",
         COUNTER,
         "Writes that failed: because the disk was full, or for any other reason, after which the server ends.",
-        Shelf,
-        lambda shelf: {"full": shelf.store.stats.num_full, "failed": shelf.store.stats.num_failed},
+        SessionStorage,
+        lambda storage: {"full": storage.store.stats.num_full, "failed": storage.store.stats.num_failed},
         label=("reason", ("full", "failed")),
     ),
     row(
         "stenograph_store_sessions_read_total",
         COUNTER,
         "Sessions that were read from the store, to go on or to be looked at.",
-        Shelf,
-        lambda shelf: shelf.num_read,
+        SessionStorage,
+        lambda storage: storage.num_read,
     ),
     row(
         "stenograph_store_sessions_damaged_total",
         COUNTER,
         "Reads that found a session damaged.",
-        Shelf,
-        lambda shelf: shelf.num_damaged,
+        SessionStorage,
+        lambda storage: storage.num_damaged,
     ),
     row(
         "stenograph_sessions_evicted_total",
@@ -461,8 +461,8 @@ STORE_METRICS = (
         "stenograph_store_usable",
         GAUGE,
         "1 while the store takes turns, 0 after it has failed.",
-        Shelf,
-        lambda shelf: shelf.store.failure is None,
+        SessionStorage,
+        lambda storage: storage.store.failure is None,
     ),
 )
 """The metrics of a server with a store. Without one there are none: absent is not zero."""

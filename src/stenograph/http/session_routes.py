@@ -477,7 +477,7 @@ def filter_of(request: Request, *others: str, filters: Sequence[str] = ("group",
 
 def check_known(manager: SessionManager, wanted: SessionFilter) -> None:
     """Raise InvalidRequest for a state that only the process knows that has a session, where others may have some."""
-    is_shared = manager.sessions.shelf is not None and manager.sessions.shelf.store.is_shared
+    is_shared = manager.sessions.storage is not None and manager.sessions.storage.store.is_shared
     if is_shared and wanted.state in (SessionState.BUSY, SessionState.IDLE):
         raise InvalidRequest(
             f"state={wanted.state} cannot be asked for with --store: only the server that has a session knows whether a"

@@ -19,7 +19,7 @@ from stenograph.http.route import All, Asking, Needs, route
 from stenograph.http.settings import Settings
 from stenograph.http.wire import json_response, read_json
 from stenograph.model.files import ModelFiles
-from stenograph.session.shelf import Shelf
+from stenograph.session.storage import SessionStorage
 from stenograph.store.folder import NUM_FILES, DataFolder, file_of, make_private
 from stenograph.trajectory.commits import ModelMark
 
@@ -46,7 +46,7 @@ class BackedUp(TypedDict):
 class BackupRoute:
     """`POST /backup`, an administrator's: whoever may chat may not make the server write files."""
 
-    shelf: Shelf | None
+    storage: SessionStorage | None
     max_body_bytes: int
     processes: Processes
 
@@ -63,15 +63,15 @@ class BackupRoute:
     async def backup(self, request: Request) -> Response:
         """Copy all that is durable into a folder, by the connection that writes it, while turns go on."""
         wire = decode_backup(await read_json(request.scope, request.receive, max_bytes=self.max_body_bytes))
-        if self.shelf is None:
+        if self.storage is None:
             raise RouteNotFound("This server keeps no sessions on disk: start it with --data-dir.")
-        if self.shelf.store.is_shared:
+        if self.storage.store.is_shared:
             raise InvalidRequest("Sessions are in PostgreSQL: back the database up, for instance by pg_dump.")
         folder = Path(wire.path)
         try:
             number, others = self.processes.number, self.processes.files_before
             await asyncio.to_thread(_make_empty, folder, others)
-            num_bytes = await self.shelf.backup(file_of(folder, number))
+            num_bytes = await self.storage.backup(file_of(folder, number))
         except OSError as error:
             problem = error.strerror or str(error)
             raise InvalidRequest(f"No backup can be written to {wire.path!r}: {problem}.", param="/path") from error

@@ -63,8 +63,8 @@ class KeyedOpenings:
     async def find(self, key: str, body: bytes) -> SessionId | None:
         """The session that this process opened with a key. Raises IdempotencyMismatch if the body was another, and as
         `Sessions.look`."""
-        shelf = self._manager.sessions.shelf
-        session_id = self._ids.get(key) if shelf is None else await shelf.find(key)
+        storage = self._manager.sessions.storage
+        session_id = self._ids.get(key) if storage is None else await storage.find(key)
         if session_id is None:
             return None
         try:
@@ -76,7 +76,7 @@ class KeyedOpenings:
         return session.id
 
     def _note(self, key: str, session_id: SessionId) -> None:
-        if self._manager.sessions.shelf is not None:
+        if self._manager.sessions.storage is not None:
             return
         self._ids[key] = session_id
         if len(self._ids) > self._num_checked:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from stenograph.core.clock import Clock
 from stenograph.offload.kept_values import KeptValues
 from stenograph.session.session import Session
-from stenograph.session.shelf import Shelf
+from stenograph.session.storage import SessionStorage
 
 KEPT_S = 10.0
 """For so long after it was read a session is kept."""
@@ -40,11 +40,11 @@ class LookedSessions:
     def __repr__(self) -> str:
         return f"<LookedSessions {self._kept!r}>"
 
-    async def read(self, shelf: Shelf, session_id: str) -> Session:
-        """A session that is not in memory, read once for all who ask within a moment. Raises as `Shelf.read`."""
+    async def read(self, storage: SessionStorage, session_id: str) -> Session:
+        """A session that is not in memory, read once for all who ask within a moment. Raises as the storage does."""
 
         async def look() -> _LookedSession:
-            return _LookedSession(at_s=self._clock.monotonic(), session=await shelf.read(session_id, takes=False))
+            return _LookedSession(at_s=self._clock.monotonic(), session=await storage.read(session_id, takes=False))
 
         found = self._kept.find(session_id)
         if found is not None and self._is_over(found):

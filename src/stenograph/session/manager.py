@@ -34,8 +34,8 @@ from stenograph.session.retries import RequestIdentity
 from stenograph.session.services import TurnServices
 from stenograph.session.session import Session
 from stenograph.session.sessions import Sessions
-from stenograph.session.shelf import Shelf
 from stenograph.session.steps import TurnRun
+from stenograph.session.storage import SessionStorage
 from stenograph.session.strand import Leases
 from stenograph.session.turn import RequestRun, TurnOutcome
 from stenograph.session.watch import Delivery, RequestTask, Watch
@@ -59,7 +59,7 @@ class SessionManager:
         services: TurnServices,
         limits: Limits,
         telemetry: Telemetry | None = None,
-        shelf: Shelf | None = None,
+        storage: SessionStorage | None = None,
         capacity: Capacity | None = None,
         digits: str | None = None,
     ) -> None:
@@ -69,7 +69,7 @@ class SessionManager:
             clock=services.clock,
             limits=limits,
             telemetry=telemetry,
-            shelf=shelf,
+            storage=storage,
             capacity=capacity,
             digits=digits,
             on_gone=services.engine.end_session,
@@ -183,8 +183,8 @@ class SessionManager:
         The running turns' callers get what the engine answers to the abort, within a grace time. Raises
         SessionNotFound.
         """
-        sessions, shelf = self.sessions, self.sessions.shelf
-        if shelf is not None and session_id not in sessions:
+        sessions, storage = self.sessions, self.sessions.storage
+        if storage is not None and session_id not in sessions:
             await sessions.remove(session_id, SessionEnd.DELETED)
             return
         session = sessions.get(session_id)
@@ -195,11 +195,11 @@ class SessionManager:
             await asyncio.gather(*(turn.run.abort(unanswered=SessionNotFound(session.id)) for turn in turns))
             if turns:
                 await asyncio.wait([turn.task for turn in turns])
-            if shelf is not None:
-                await shelf.delete(session_id)
+            if storage is not None:
+                await storage.delete(session_id)
         except BaseException:
-            if shelf is not None:
-                shelf.discard(session.id)
+            if storage is not None:
+                storage.discard(session.id)
             raise
         finally:
             sessions.forget(session, SessionEnd.DELETED)
@@ -238,10 +238,10 @@ class SessionManager:
 
     def _writer(self, place: Place, leases: Leases, caller: Caller) -> StoreWriter | None:
         """The way of a request's turns to the store; None if they do not go there."""
-        shelf = self.sessions.shelf
-        if shelf is None or place.session is None or place.session.tail is None:
+        storage = self.sessions.storage
+        if storage is None or place.session is None or place.session.tail is None:
             return None
-        return StoreWriter(shelf.store, place.session, leases=leases, identity=place.identity, note=caller.note)
+        return StoreWriter(storage.store, place.session, leases=leases, identity=place.identity, note=caller.note)
 
     def _repeated(self, session: Session, identity: RequestIdentity) -> Watch | StoredReply | None:
         """The turn of the session that this request asks for again. Raises IdempotencyMismatch."""

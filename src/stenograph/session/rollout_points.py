@@ -6,7 +6,7 @@ import msgspec
 
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.session.session import Session
-from stenograph.session.shelf import ShelvedSession
+from stenograph.session.storage import ListedSession
 from stenograph.trajectory.turn import TurnStatus
 
 MAX_NAME_CHARS = 200
@@ -29,9 +29,9 @@ class RolloutPoint(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The oldest version of the weights that sampled some of it."""
 
 
-def point_of(session: Session | ShelvedSession) -> RolloutPoint | None:
+def point_of(session: Session | ListedSession) -> RolloutPoint | None:
     """A session as a rollout of its group; None if it has none."""
-    if isinstance(session, ShelvedSession):
+    if isinstance(session, ListedSession):
         opened, totals = session.opened, session.totals
         group, metadata = opened.group, opened.metadata
         sums = (opened.created_at, totals.num_turns, totals.num_tokens)

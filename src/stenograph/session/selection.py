@@ -10,12 +10,12 @@ import msgspec
 from stenograph.core.errors import SessionNotFound
 from stenograph.session.manager import SessionManager
 from stenograph.session.session import Session
-from stenograph.session.shelf import ShelvedSession
+from stenograph.session.storage import ListedSession
 
 _AT_ONCE = 100
 """Sessions that are looked at in one event-loop iteration."""
 
-Listed = Session | ShelvedSession
+Listed = Session | ListedSession
 
 
 class SessionState(StrEnum):
@@ -50,7 +50,7 @@ class SessionFilter:
 
     def passes(self, session: Listed) -> bool:
         """Whether a session fulfils the conditions."""
-        known = session.opened if isinstance(session, ShelvedSession) else session.options
+        known = session.opened if isinstance(session, ListedSession) else session.options
         metadata = known.metadata
         if self.group is not None and known.group != self.group:
             return False
@@ -102,9 +102,9 @@ async def _page(manager: SessionManager, cursors: list[str | None]) -> list[List
 
 def created_at(session: Listed) -> float:
     """The time at which a session of a list was opened, in seconds of the epoch."""
-    return session.opened.created_at if isinstance(session, ShelvedSession) else session.created_at
+    return session.opened.created_at if isinstance(session, ListedSession) else session.created_at
 
 
 def id_of(session: Listed) -> str:
     """The id of a session of a list."""
-    return session.opened.session_id if isinstance(session, ShelvedSession) else session.id
+    return session.opened.session_id if isinstance(session, ListedSession) else session.id

@@ -27,7 +27,7 @@ from stenograph.session.commit_writer import keep_outcome
 from stenograph.session.journal import STOPPED, log_session_end, session_report
 from stenograph.session.looked import LookedSessions
 from stenograph.session.session import Session, SessionOptions
-from stenograph.session.shelf import FORGOTTEN_TURNS, Shelf, ShelvedSession
+from stenograph.session.storage import FORGOTTEN_TURNS, ListedSession, SessionStorage
 from stenograph.trajectory.commits import RequestMark
 
 FILE_DIGITS = "00"
@@ -47,7 +47,7 @@ class Sessions:
         clock: Clock,
         limits: Limits,
         telemetry: Telemetry | None = None,
-        shelf: Shelf | None = None,
+        storage: SessionStorage | None = None,
         capacity: Capacity | None = None,
         digits: str | None = None,
         on_gone: Callable[[SessionId], None] = _ignore,
@@ -55,11 +55,11 @@ class Sessions:
         """`digits` begin the ids of new sessions, `capacity` is shared with others; both where there are several
         processes. `on_gone` is called with the id of each session that is deleted or has expired."""
         self._clock = clock
-        self.capacity = capacity or Capacity(limits, evicts=shelf is not None)
-        self._digits = digits or ("" if shelf is None else FILE_DIGITS)
+        self.capacity = capacity or Capacity(limits, evicts=storage is not None)
+        self._digits = digits or ("" if storage is None else FILE_DIGITS)
         self._telemetry = telemetry or NoTelemetry()
         self._on_gone = on_gone
-        self.shelf = shelf
+        self.storage = storage
         """The sessions on disk; None if there are none but in memory."""
         self._sessions: dict[SessionId, Session] = {}
         self._recent: OrderedDict[SessionId, None] = OrderedDict()
@@ -110,8 +110,8 @@ class Sessions:
         """Open a session, durably where there is a store. Raises LimitExceeded, Draining or StorageUnavailable."""
         session = self._opened(options)
         session.opened_by = opened_by
-        if self.shelf is not None:
-            await self.shelf.create(session)
+        if self.storage is not None:
+            await self.storage.create(session)
         # Another node may have found it by its key, and a turn have come here, before its creation was answered.
         if session.id not in self._sessions:
             self._hold(session)
@@ -128,7 +128,7 @@ class Sessions:
         self._looked.drop(session.id)
         self._sessions[session.id] = session
         self.capacity.num_sessions = len(self._sessions)
-        if self.shelf is not None:
+        if self.storage is not None:
             self._recent[session.id] = None
 
     def _make_room(self) -> None:
@@ -154,7 +154,7 @@ class Sessions:
     def evict(self, num_sessions: int, num_tokens: int) -> None:
         """Let go of sessions that nobody works on and that the store has, those that were idle longest first, until
         that many are gone, and that many tokens."""
-        if self.shelf is None or (num_sessions <= 0 and num_tokens <= 0):
+        if self.storage is None or (num_sessions <= 0 and num_tokens <= 0):
             return
         chosen: list[Session] = []
         for session_id in self._recent:
@@ -178,9 +178,9 @@ class Sessions:
         Raises SessionNotFound, SessionDamaged, StorageUnavailable, SessionElsewhere, or LimitExceeded if no more may be
         in memory.
         """
-        if self.shelf is None or session_id in self._sessions:
+        if self.storage is None or session_id in self._sessions:
             return self.get(session_id)
-        session = await self.shelf.read(session_id)
+        session = await self.storage.read(session_id)
         if session_id in self._sessions:  # another request was quicker
             return self.get(session_id)
         self._make_room()
@@ -190,15 +190,15 @@ class Sessions:
 
     async def look(self, session_id: str) -> Session:
         """A session to be read: the live one, or what the store has of it, which wakes nothing. Raises as `wake`."""
-        if self.shelf is None or session_id in self._sessions:
+        if self.storage is None or session_id in self._sessions:
             return self.get(session_id)
-        return await self.shelf.read(session_id, takes=False)
+        return await self.storage.read(session_id, takes=False)
 
     async def look_again(self, session_id: str) -> Session:
         """As `look`, for a person who looks at page after page: what the store has may be as it was a moment ago."""
-        if self.shelf is None or session_id in self._sessions:
+        if self.storage is None or session_id in self._sessions:
             return self.get(session_id)
-        return await self._looked.read(self.shelf, session_id)
+        return await self._looked.read(self.storage, session_id)
 
     def get(self, session_id: str) -> Session:
         """The live session of that id. Raises SessionNotFound, also for one that is being deleted or has expired."""
@@ -221,17 +221,17 @@ class Sessions:
         """Set a session's outcome, durably where there is a store, in place of one that it has. Raises as `wake`, and
         StorageUnavailable."""
         session = await self.wake(session_id)
-        if self.shelf is None or session.tail is None:
+        if self.storage is None or session.tail is None:
             session.outcome = outcome
             return
         idle_since = self._clock.wall() - (self._clock.monotonic() - session.last_chat)
-        await keep_outcome(self.shelf.store, session, outcome, at=idle_since)
+        await keep_outcome(self.storage.store, session, outcome, at=idle_since)
 
     def note_trained(self, session: Session, num_by_node: Mapping[int, int]) -> None:
         """Samples of a session were given out, which may have been read to be looked at: as `Session.note_trained`."""
         self._sessions.get(session.id, session).note_trained(num_by_node)
-        if self.shelf is not None:
-            self.shelf.note_trained(session.id, num_by_node)
+        if self.storage is not None:
+            self.storage.note_trained(session.id, num_by_node)
 
     def page(self, *, limit: int, after: str | None) -> list[Session]:
         """Up to `limit` live sessions in order of creation, those after the id `after`.
@@ -258,20 +258,20 @@ class Sessions:
             self._drop_expired(session)
         return len(expired)
 
-    async def page_kept(self, *, limit: int, after: str | None) -> "list[Session | ShelvedSession]":
+    async def page_kept(self, *, limit: int, after: str | None) -> "list[Session | ListedSession]":
         """As `page`, with those in the store; one that is in memory is the live one."""
-        if self.shelf is None:
+        if self.storage is None:
             return [*self.page(limit=limit, after=after)]
         self.expire()
-        found = await self.shelf.page(limit=limit, after=after)
+        found = await self.storage.page(limit=limit, after=after)
         shown = [self._sessions.get(one.opened.session_id, one) for one in found]
-        return [one for one in shown if isinstance(one, ShelvedSession) or self.has(one.id)]
+        return [one for one in shown if isinstance(one, ListedSession) or self.has(one.id)]
 
     async def expire_kept(self) -> None:
         """Delete sessions in the store that have been idle for longer than they may."""
-        if self.shelf is None or self.shelf.store.failure is not None:
+        if self.storage is None or self.storage.store.failure is not None:
             return
-        for session_id in await self.shelf.expired():
+        for session_id in await self.storage.expired():
             if session_id not in self._sessions:
                 with suppress(SessionNotFound, SessionElsewhere):  # somebody has deleted it meanwhile, or taken it
                     await self.remove(session_id, SessionEnd.EXPIRED)
@@ -294,15 +294,15 @@ class Sessions:
 
     def _drop_expired(self, session: Session) -> None:
         session.refuse_new()
-        if self.shelf is not None and session.tail is not None:
-            self.shelf.discard(session.id)
+        if self.storage is not None and session.tail is not None:
+            self.storage.discard(session.id)
         self.forget(session, SessionEnd.EXPIRED)
 
     def chatted(self, session: Session) -> None:
         """A request on a session has ended: count its tokens, and evict it after those without one for longer."""
         if self._sessions.get(session.id) is session:
             self._count_tokens(session, session.strands.num_tokens)
-            if self.shelf is not None:
+            if self.storage is not None:
                 self._recent.move_to_end(session.id)
 
     def forget(self, session: Session, end: SessionEnd) -> None:
@@ -317,9 +317,9 @@ class Sessions:
 
     async def remove(self, session_id: str, end: SessionEnd) -> None:
         """Delete a session that is in the store alone. Raises SessionNotFound or StorageUnavailable."""
-        assert self.shelf is not None, "there is a store"
+        assert self.storage is not None, "there is a store"
         self._looked.drop(session_id)
-        session = await self.shelf.remove(session_id)
+        session = await self.storage.remove(session_id)
         self._looked.drop(session_id)  # it may have been read before it was gone
         if session is None:  # damaged: nobody knows what it had
             self._telemetry.session_ended(SessionReport(end=end))

@@ -38,7 +38,7 @@ LISTED_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShelvedSession:
+class ListedSession:
     """A session that is not in memory, in a list: as it was opened, its sums, and its outcome if it has one. `is_busy`
     None: another process may have it, and run a turn."""
 
@@ -48,7 +48,7 @@ class ShelvedSession:
     is_busy: bool | None = False
 
 
-class Shelf:
+class SessionStorage:
     """A store of sessions. `model` is the server's; `matchers` are those that sessions may name beside the known."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Shelf:
         """Those that could not be, because they are damaged."""
 
     def __repr__(self) -> str:
-        return f"<Shelf of {self.store!r}>"
+        return f"<SessionStorage of {self.store!r}>"
 
     async def create(self, session: Session) -> None:
         """Keep a new session. Raises StorageUnavailable."""
@@ -192,17 +192,17 @@ class Shelf:
         """Sessions that have been idle for too long, as far as their rows tell. Raises StorageUnavailable."""
         return await self.store.expired(now=self._clock.wall(), limit=EXPIRED_AT_ONCE)
 
-    async def page(self, *, limit: int, after: str | None) -> list[ShelvedSession]:
+    async def page(self, *, limit: int, after: str | None) -> list[ListedSession]:
         """Sessions in the order of their creation. Raises SessionNotFound if there is no session `after`, and
         SessionDamaged or StorageUnavailable."""
         found = await self.store.page(limit=limit, after=None if after is None else SessionId(after))
         if not found and after is not None and await self.store.load(SessionId(after)) is None:
             raise SessionNotFound(after)
         is_busy = None if self.store.is_shared else False
-        listed: list[ShelvedSession] = []
+        listed: list[ListedSession] = []
         num_bytes = 0
         for one in found:
-            listed.append(replace(shelved(one), is_busy=is_busy))
+            listed.append(replace(listed_session(one), is_busy=is_busy))
             num_bytes += LISTED_BYTES + len(one.opened.body)
             if num_bytes >= READ_AT_ONCE_BYTES:
                 num_bytes = 0
@@ -225,13 +225,13 @@ class Shelf:
         return session
 
 
-def shelved(summary: StoredSummary) -> ShelvedSession:
+def listed_session(summary: StoredSummary) -> ListedSession:
     """A session of a list. Raises SessionDamaged."""
     row = StoredSession(session_id=summary.session_id, number=summary.number, at=summary.at, rows=[summary.opened])
     opened, written = read_opening(row), summary.outcome
     try:
         outcome = None if written is None else decode_outcome(row_payload(written.body, OUTCOME))
-        return ShelvedSession(opened=opened, totals=Totals.of(summary.last_head), outcome=outcome)
+        return ListedSession(opened=opened, totals=Totals.of(summary.last_head), outcome=outcome)
     except RowDamaged as error:
         seq = summary.last_seq if written is None else written.seq
         raise damaged_at(summary.session_id, seq, error) from error
