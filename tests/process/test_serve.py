@@ -16,7 +16,8 @@ from typing import Any
 import openai
 import pytest
 
-from stenograph.cli.settings_table import SECTIONS, SETTINGS
+from stenograph.cli.settings_table import SETTINGS
+from stenograph.core.settings import Section
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -246,7 +247,7 @@ def said_by(*arguments: str, environ: dict[str, str] | None = None) -> "subproce
 def test_the_help_of_serve_has_every_flag_in_a_section_and_examples_at_its_end() -> None:
     told = said_by("serve", "--help").stdout
     sections = [line.removesuffix(":") for line in told.splitlines() if re.fullmatch(r"[A-Za-z][A-Za-z ]*:", line)]
-    assert sections == ["options", *SECTIONS, "examples"]
+    assert sections == ["options", *Section, "examples"]
     assert set(re.findall(r"^  (--[a-z-]+) ", told, re.MULTILINE)) == {"--config", *(s.flag for s in SETTINGS)}
     options = told.split("\noptions:\n")[1].split("\n\n")[0]
     assert not any(setting.flag in options for setting in SETTINGS)

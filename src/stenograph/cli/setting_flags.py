@@ -4,9 +4,11 @@ import argparse
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 
-from stenograph.cli.settings_table import SECTIONS, SETTINGS
+from stenograph.cli.settings_table import SETTINGS
 from stenograph.core.settings import Setting
 
 
@@ -21,11 +23,10 @@ def add_flags(parser: argparse.ArgumentParser, names: Collection[str], own_help:
 
 def add_sections(parser: argparse.ArgumentParser) -> None:
     """Add the flags of all settings, in their groups."""
-    by_name = {setting.name: setting for setting in SETTINGS}
-    for title, names in SECTIONS.items():
-        group = parser.add_argument_group(title)
-        for name in names:
-            _add_flag(group.add_argument, by_name[name])
+    for section, rows in groupby(SETTINGS, key=attrgetter("section")):
+        group = parser.add_argument_group(section)
+        for row in rows:
+            _add_flag(group.add_argument, row)
     _add_config(parser)
 
 

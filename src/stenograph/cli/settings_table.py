@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stenograph.cli.settings_checks import check_together
-from stenograph.core.settings import Setting, SettingsTable, choice, rows_of, setting
+from stenograph.core.settings import Section, Setting, SettingsTable, choice, rows_of, setting
 from stenograph.http.settings import Settings
 from stenograph.model.settings import default_cache_dir
 
@@ -33,7 +33,7 @@ class LogFormat(enum.StrEnum):
 class LogSettings:
     """Settings of the log."""
 
-    log_level: LogLevel = setting(LogLevel.INFO, choice(LogLevel), "Lowest level that is logged.")
+    log_level: LogLevel = setting(LogLevel.INFO, choice(LogLevel), "Lowest level that is logged.", section=Section.LOGS)
     log_format: LogFormat = setting(
         LogFormat.TEXT, choice(LogFormat), "Format of the log: text for people, or a JSON object a line."
     )
@@ -44,105 +44,7 @@ class CommandSettings(Settings, LogSettings):
     """A command's settings: a server's, and those of its log. Made by `load_settings`, or by hand in tests."""
 
 
-SECTIONS: dict[str, tuple[str, ...]] = {
-    "server": (
-        "host",
-        "port",
-        "workers",
-        "exit_with",
-    ),
-    "model": (
-        "model",
-        "family",
-        "chat_template_kwargs",
-        "allow_special_in_text",
-    ),
-    "engine": (
-        "engine",
-        "engine_url",
-        "engine_api_key",
-        "engine_keys",
-        "connect_timeout",
-        "max_reply_bytes",
-        "engine_logprobs",
-        "weight_version",
-        "weights_dir",
-        "replay",
-        "reply",
-    ),
-    "embedded engine": (
-        "engine_threads",
-        "max_batch",
-        "kv_tokens",
-        "step_tokens",
-        "prefix_reuse",
-        "forward",
-        "torch_device",
-        "torch_dtype",
-        "tokenize_workers",
-    ),
-    "CPU work": (
-        "cpu_workers",
-        "body_slots",
-        "loop_watchdog",
-    ),
-    "sessions": (
-        "history",
-        "compat",
-        "after_length",
-        "matcher",
-        "sampling",
-        "side_rules",
-        "canonical",
-        "support",
-        "cache_salt",
-        "require_logprobs",
-    ),
-    "store": (
-        "data_dir",
-        "durability",
-        "store",
-        "advertise_url",
-        "lease",
-    ),
-    "limits and deadlines": (
-        "max_sessions",
-        "max_in_flight",
-        "max_held_tokens",
-        "max_nodes",
-        "max_strands",
-        "session_ttl",
-        "max_body_bytes",
-        "header_timeout",
-        "body_timeout",
-        "request_timeout",
-        "abort_grace",
-        "drain_timeout",
-    ),
-    "requests": (
-        "dialects",
-        "unknown_fields",
-        "over_budget",
-        "proxy_allow",
-    ),
-    "security": (
-        "api_key",
-        "admin_key",
-        "allow_host",
-        "allow_origin",
-    ),
-    "logs": (
-        "log_level",
-        "log_format",
-    ),
-    "traces": ("otlp_endpoint",),
-    "files": ("cache_dir",),
-}
-"""The groups of `serve --help`, and the settings of each, by name."""
-
-_ROWS = rows_of(CommandSettings)
-
-SETTINGS: tuple[Setting, ...] = tuple(_ROWS[name] for names in SECTIONS.values() for name in names)
+SETTINGS: tuple[Setting, ...] = rows_of(CommandSettings)
 """The table: every setting, in the order of the docs."""
 
 _TABLE = SettingsTable(CommandSettings, SETTINGS, check=check_together)

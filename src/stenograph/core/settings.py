@@ -34,6 +34,24 @@ _T = TypeVar("_T")
 _S = TypeVar("_S")
 
 
+class Section(enum.StrEnum):
+    """Sections of the docs and of `serve --help`, in their order."""
+
+    SERVER = "server"
+    MODEL = "model"
+    ENGINE = "engine"
+    EMBEDDED = "embedded engine"
+    CPU_WORK = "CPU work"
+    SESSIONS = "sessions"
+    STORE = "store"
+    LIMITS = "limits and deadlines"
+    REQUESTS = "requests"
+    SECURITY = "security"
+    LOGS = "logs"
+    TRACES = "traces"
+    FILES = "files"
+
+
 class Switch(enum.StrEnum):
     """Whether something is done."""
 
@@ -66,6 +84,7 @@ class Setting:
     default: str
     kind: Kind
     secret: bool
+    section: Section
 
     @property
     def flag(self) -> str:
@@ -188,25 +207,52 @@ def texts(pattern: str, expected: str, *, normalize: Callable[[str], str] = str,
 # --- declaring -------------------------------------------------------------------------------------------------------
 
 
-def setting(default: _T, kind: Kind, doc: str, *, unit: str = "", shown: str = "", secret: bool = False) -> _T:
-    """A field of a room's settings, with its row of the table. `shown` is the default in words."""
-    metadata = {"kind": kind, "doc": doc, "unit": unit, "shown": shown or str(default), "env": ""}
+def setting(
+    default: _T,
+    kind: Kind,
+    doc: str,
+    *,
+    section: Section | None = None,
+    unit: str = "",
+    shown: str = "",
+    secret: bool = False,
+) -> _T:
+    """A field of a room's settings, with its row of the table. `shown` is the default in words.
+
+    `section` begins a section, in which the fields that follow are too.
+    """
+    shown = shown or str(default)
+    metadata = {"kind": kind, "doc": doc, "unit": unit, "shown": shown, "env": "", "section": section}
     return field(default=default, metadata=metadata, repr=not secret)
 
 
-def computed(factory: Callable[[], _T], kind: Kind, doc: str, *, shown: str, unit: str = "", env: str = "") -> _T:
+def computed(
+    factory: Callable[[], _T],
+    kind: Kind,
+    doc: str,
+    *,
+    shown: str,
+    section: Section | None = None,
+    unit: str = "",
+    env: str = "",
+) -> _T:
     """The same for a default that depends on the machine. `env` replaces the environment name made of the field's."""
-    metadata = {"kind": kind, "doc": doc, "unit": unit, "shown": shown, "env": env}
+    metadata = {"kind": kind, "doc": doc, "unit": unit, "shown": shown, "env": env, "section": section}
     return field(default_factory=factory, metadata=metadata)
 
 
-def rows_of(settings: type[object]) -> dict[str, Setting]:
-    """The rows of a dataclass of settings, by their names."""
-    rows = [_row(declared) for declared in dataclasses.fields(settings)]  # type: ignore[arg-type]
-    return {row.name: row for row in rows}
+def rows_of(settings: type[object]) -> tuple[Setting, ...]:
+    """The rows of a dataclass of settings, section by section."""
+    rows: list[Setting] = []
+    section: Section | None = None
+    for declared in dataclasses.fields(settings):  # type: ignore[arg-type]
+        section = declared.metadata["section"] or section
+        assert section is not None, f"{declared.name} is in no section"
+        rows.append(_row(declared, section))
+    return tuple(sorted(rows, key=lambda row: list(Section).index(row.section)))
 
 
-def _row(declared: "dataclasses.Field[object]") -> Setting:
+def _row(declared: "dataclasses.Field[object]", section: Section) -> Setting:
     facts = declared.metadata
     return Setting(
         field=declared.name,
@@ -217,6 +263,7 @@ def _row(declared: "dataclasses.Field[object]") -> Setting:
         default=facts["shown"],
         kind=facts["kind"],
         secret=not declared.repr,
+        section=section,
     )
 
 

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from stenograph.core.kinds import ReplyMode
-from stenograph.core.settings import choice, setting, texts
+from stenograph.core.settings import Section, choice, setting, texts
 
 
 class DialectKind(enum.StrEnum):
@@ -40,6 +40,7 @@ class DialectSettings:
         ReplyMode.PASSTHROUGH,
         choice(ReplyMode),
         "Give clients an engine's reply whole, or without routed_experts and indexer_topk.",
+        section=Section.ENGINE,
     )
     dialects: tuple[str, ...] = setting(
         _KINDS,
@@ -47,6 +48,7 @@ class DialectSettings:
         "A protocol that clients speak; repeatable like `--api-key`. What the others need is not loaded, and their"
         " paths are not there.",
         shown=", ".join(_KINDS),
+        section=Section.REQUESTS,
     )
     unknown_fields: UnknownFields = setting(
         UnknownFields.REFUSE, choice(UnknownFields), "Refuse a request's unknown fields, or only record them."

@@ -5,7 +5,7 @@
 import enum
 from dataclasses import dataclass
 
-from stenograph.core.settings import Switch, choice, matching, setting, whole_number
+from stenograph.core.settings import Section, Switch, choice, matching, setting, whole_number
 
 
 class ForwardKind(enum.StrEnum):
@@ -29,7 +29,9 @@ TORCH_DEVICE = matching(r"auto|cpu|cuda(:[0-9]{1,3})?", "one of auto, cpu, cuda,
 class EmbeddedSettings:
     """Settings of the embedded engine."""
 
-    engine_threads: int = setting(1, whole_number(1, 1024), "BLAS threads of the embedded engine.", unit="threads")
+    engine_threads: int = setting(
+        1, whole_number(1, 1024), "BLAS threads of the embedded engine.", unit="threads", section=Section.EMBEDDED
+    )
     max_batch: int = setting(
         16, whole_number(1, 4096), "Sequences that the embedded engine steps at once.", unit="sequences"
     )

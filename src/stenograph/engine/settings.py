@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from stenograph.core.settings import choice, folder, matching, seconds, setting, text, texts, whole_number
+from stenograph.core.settings import Section, choice, folder, matching, seconds, setting, text, texts, whole_number
 
 
 class EngineKind(enum.StrEnum):
@@ -57,7 +57,9 @@ URLS = texts(
 class EngineSettings:
     """The engine that samples, and its address."""
 
-    engine: EngineKind = setting(EngineKind.EMBEDDED, choice(EngineKind), "Engine that samples the tokens.")
+    engine: EngineKind = setting(
+        EngineKind.EMBEDDED, choice(EngineKind), "Engine that samples the tokens.", section=Section.ENGINE
+    )
     engine_url: tuple[str, ...] = setting(
         (),
         URLS,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from stenograph.core.settings import matching, seconds, setting, text, texts, whole_number
+from stenograph.core.settings import Section, matching, seconds, setting, text, texts, whole_number
 from stenograph.dialects.settings import DialectSettings
 from stenograph.embedded.settings import EmbeddedSettings
 from stenograph.engine.settings import EngineSettings
@@ -32,7 +32,7 @@ ORIGINS = texts(
 class HttpSettings:
     """The server's address, its keys and allowed sites, and its deadlines for clients."""
 
-    host: str = setting("127.0.0.1", text(), "Address to listen on.")
+    host: str = setting("127.0.0.1", text(), "Address to listen on.", section=Section.SERVER)
     port: int = setting(8080, whole_number(0, 65535), "Port to listen on; 0 takes any free one.")
     workers: int = setting(
         1,
@@ -45,7 +45,9 @@ class HttpSettings:
         "Stop, as SIGTERM does, once the process of this number has ended, however it did: a trainer's, or a shell's.",
         shown="none",
     )
-    max_body_bytes: int = setting(32 * 2**20, whole_number(1024), "Largest request body that is taken.", unit="bytes")
+    max_body_bytes: int = setting(
+        32 * 2**20, whole_number(1024), "Largest request body that is taken.", unit="bytes", section=Section.LIMITS
+    )
     header_timeout_s: float = setting(
         10.0, seconds(3600), "How long a request's head may take to come; then 408.", unit="seconds"
     )
@@ -55,12 +57,17 @@ class HttpSettings:
         "How long nothing of a request's body may come, or less than 1 KiB a second; then 408.",
         unit="seconds",
     )
+    request_timeout_s: float = setting(600.0, seconds(86400), "A turn's deadline, from its admission.", unit="seconds")
+    abort_grace_s: float = setting(
+        5.0, seconds(3600), "Time that an aborted turn waits for the engine's partial reply.", unit="seconds"
+    )
     drain_timeout_s: float = setting(30.0, seconds(86400), "How long a stop waits for running turns.", unit="seconds")
     proxy_allow: tuple[str, ...] = setting(
         ("v1/models", "v1/embeddings", "tokenize", "detokenize"),
         PATHS,
         "A path that is passed on to the engine as it comes, unrecorded; repeatable like `--api-key`.",
         shown="v1/models, v1/embeddings, tokenize, detokenize",
+        section=Section.REQUESTS,
     )
     api_key: tuple[str, ...] = setting(
         (),
@@ -68,6 +75,7 @@ class HttpSettings:
         "A key that clients must send; repeatable as a flag, a list in the file, comma-separated in the environment.",
         shown="none: open",
         secret=True,
+        section=Section.SECURITY,
     )
     admin_key: tuple[str, ...] = setting(
         (),
@@ -84,26 +92,27 @@ class HttpSettings:
         " where `--host` is a loopback address, or where any is given.",
         shown="none",
     )
-    otlp_endpoint: str | None = setting(
-        None,
-        matching(r"https?://[^\s/?#@,]+(/[^\s?#,]*)?", "an http or https URL, without a query"),
-        "Address of an OpenTelemetry collector, to which traces of requests are sent by OTLP over HTTP. It needs the"
-        " extra `otel`.",
-        shown="none: no traces",
-    )
     allow_origin: tuple[str, ...] = setting(
         (),
         ORIGINS,
         "A site whose web pages may use this server; repeatable. Pages of other sites are refused.",
         shown="none",
     )
+    otlp_endpoint: str | None = setting(
+        None,
+        matching(r"https?://[^\s/?#@,]+(/[^\s?#,]*)?", "an http or https URL, without a query"),
+        "Address of an OpenTelemetry collector, to which traces of requests are sent by OTLP over HTTP. It needs the"
+        " extra `otel`.",
+        shown="none: no traces",
+        section=Section.TRACES,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(
     HttpSettings,
-    DialectSettings,
     SessionSettings,
+    DialectSettings,
     StoreSettings,
     EngineSettings,
     EmbeddedSettings,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from stenograph.core.settings import computed, folder, setting, text
+from stenograph.core.settings import Section, computed, folder, setting, text
 
 
 class EncoderKind(enum.StrEnum):
@@ -33,6 +33,7 @@ class ModelSettings:
         "smollm2-135m",
         text(),
         "The model: `smollm2-135m`, a .gguf file, a folder, or ORG/NAME of the Hugging Face hub.",
+        section=Section.MODEL,
     )
     cache_dir: Path = computed(
         lambda: default_cache_dir(os.environ),
@@ -40,4 +41,5 @@ class ModelSettings:
         "Folder for fetched models.",
         shown="$XDG_CACHE_HOME/stenograph, else ~/.cache/stenograph",
         env="STENOGRAPH_CACHE",
+        section=Section.FILES,
     )

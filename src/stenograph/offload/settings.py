@@ -5,7 +5,7 @@
 import os
 from dataclasses import dataclass
 
-from stenograph.core.settings import Switch, choice, computed, setting, whole_number
+from stenograph.core.settings import Section, Switch, choice, computed, setting, whole_number
 
 
 def _default_cpu_workers() -> int:
@@ -22,6 +22,7 @@ class OffloadSettings:
         "Threads for CPU work off the event loop.",
         unit="threads",
         shown="min(16, CPUs)",
+        section=Section.CPU_WORK,
     )
     body_slots: int = setting(
         2,

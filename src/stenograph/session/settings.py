@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stenograph.core.kinds import AfterLength, Compat, HistoryKind, SaltPolicy
-from stenograph.core.settings import Switch, choice, folder, seconds, setting, text, whole_number
+from stenograph.core.settings import Section, Switch, choice, folder, seconds, setting, text, whole_number
 
 
 class OverBudget(enum.StrEnum):
@@ -32,6 +32,7 @@ class SessionSettings:
         choice(HistoryKind),
         "The history of sessions that do not say which they want: a line for each opening of a conversation, one line"
         " for the whole session, or a tree.",
+        section=Section.SESSIONS,
     )
     compat: Compat | None = setting(
         None,
@@ -89,7 +90,9 @@ class SessionSettings:
         "Log-probabilities that every trained token must have: samples with a turn that has none are refused (422).",
         shown="none: a sample says which it has",
     )
-    max_sessions: int = setting(10_000, whole_number(1), "Sessions that may be in memory at once.", unit="sessions")
+    max_sessions: int = setting(
+        10_000, whole_number(1), "Sessions that may be in memory at once.", unit="sessions", section=Section.LIMITS
+    )
     max_in_flight: int = setting(256, whole_number(1), "Turns that may run at once in the whole server.", unit="turns")
     max_held_tokens: int = setting(
         10**9, whole_number(1), "Tokens that all sessions together may hold before turns are refused.", unit="tokens"
@@ -103,12 +106,9 @@ class SessionSettings:
         unit="seconds",
         shown="none: kept until deleted",
     )
-    request_timeout_s: float = setting(600.0, seconds(86400), "A turn's deadline, from its admission.", unit="seconds")
-    abort_grace_s: float = setting(
-        5.0, seconds(3600), "Time that an aborted turn waits for the engine's partial reply.", unit="seconds"
-    )
     over_budget: OverBudget = setting(
         OverBudget.REFUSE,
         choice(OverBudget),
         "For a `max_tokens` that exceeds what the context leaves: refuse the request, or clamp it to what is left.",
+        section=Section.REQUESTS,
     )

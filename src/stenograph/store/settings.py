@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from pathlib import Path
 
-from stenograph.core.settings import choice, folder, matching, seconds, setting
+from stenograph.core.settings import Section, choice, folder, matching, seconds, setting
 
 POSTGRES = r"postgres(ql)?://[^\s]+"
 """An address of a database that sessions can be kept in."""
@@ -29,6 +29,7 @@ class StoreSettings:
         folder(),
         "Folder in which sessions are kept; without one they are in memory, and end with the process.",
         shown="none: in memory",
+        section=Section.STORE,
     )
     durability: Durability | None = setting(
         None,

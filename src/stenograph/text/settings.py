@@ -5,14 +5,16 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stenograph.core.settings import Switch, choice, computed, json_object, setting, text
+from stenograph.core.settings import Section, Switch, choice, computed, json_object, setting, text
 
 
 @dataclass(frozen=True, kw_only=True)
 class RenderSettings:
     """Settings for turning messages into tokens."""
 
-    family: str = setting("auto", text(), "The model's family, which renders and parses its turns.")
+    family: str = setting(
+        "auto", text(), "The model's family, which renders and parses its turns.", section=Section.MODEL
+    )
     chat_template_kwargs: Mapping[str, object] = computed(
         dict[str, object],
         json_object(),
