@@ -14,16 +14,18 @@ from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.types import SessionId
 from stenograph.core.weights import FOLLOWING, CacheSalt
 from stenograph.store.codec.rows import RowDamaged
-from stenograph.store.codec.scalars import (
+from stenograph.store.codec.turns import (
+    WrittenTurn,
     maybe_read,
     maybe_written,
     object_read,
     text_read,
     text_written,
+    turn_read,
+    turn_written,
     values_read,
     values_written,
 )
-from stenograph.store.codec.turns import WrittenTurn, turn_read, turn_written
 from stenograph.trajectory.canonical import Canonical, DropRule, PinPlace, PinRule
 from stenograph.trajectory.commits import LedgerRow, ModelMark, RequestMark, SessionCommit, SessionOpened
 from stenograph.trajectory.turn import Node
