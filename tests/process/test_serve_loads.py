@@ -54,9 +54,7 @@ def test_one_engine_loads_no_other_and_no_part(tiny: Path, tmp_path: Path, child
     folders = {tuple(name.split("/")[:2]) for name in loaded if name.count("/") > 1}
     assert {folder for room, folder in folders if room == "dialects"} == {"common", "openai"}
     assert {folder for room, folder in folders if room == "engine"} == {"fleet", "http", "sglang"}
-    assert {name for name in loaded if name.startswith("families/")} == {
-        "families/generic", "families/load", "families/smollm2",
-    }  # fmt: skip
+    assert {name for name in loaded if name.startswith("families/")} == {"families/chatml", "families/load"}
     assert not {name for name in loaded if name.startswith("http/openapi")}
     assert len(loaded) <= ONE_ENGINE, len(loaded)
 

@@ -80,7 +80,7 @@ IMPURE_ON_PURPOSE = {
     "core/clock": "the only reader of time",
     "core/loaded": "imports what a command line or a setting names",
     "core/settings": "reads the settings file",
-    "families/smollm2": "reads its template at import",
+    "families/chatml": "reads its template at import",
     "session/side_rules": "reads the shipped rules at import",
     "trajectory/matching": "imports a matcher by its dotted path",
     "export/arrow": "imports pyarrow where it is installed",

@@ -21,7 +21,7 @@ from stenograph.engine.lmdeploy.adapter import LMDeploy
 from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.engine.sglang.generate import SGLangGenerate
 from stenograph.engine.vllm.adapter import VLLM
-from stenograph.families.smollm2 import SMOLLM2
+from stenograph.families.chatml import SMOLLM2
 from stenograph.text.renderer import Bridge, Renderer
 from stenograph.text.template.template import ChatTemplate
 from stenograph.verify.live_session import MAX_ATTEMPTS, LiveSession, play

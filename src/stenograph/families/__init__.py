@@ -9,11 +9,14 @@ from dataclasses import dataclass
 
 from stenograph.core.errors import StartupError
 from stenograph.core.loaded import entry
-from stenograph.families.generic import TEMPLATE
 from stenograph.model.files import ModelFiles
 from stenograph.text.family import Family, Signs
 
-__all__ = ["FAMILIES", "Family", "Known", "family_for", "family_named", "template_source"]
+__all__ = ["FAMILIES", "TEMPLATE", "Family", "Known", "family_for", "family_named", "template_source"]
+
+
+TEMPLATE = Family(name="template", summary="any other chat template, as it stands", tools_before_turns=False)
+"""Any template as it stands: what it shows is seen by rendering, and if it is append-only it is served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +34,14 @@ class Known:
 
 
 FAMILIES: tuple[Known, ...] = (
-    Known("qwen3-thinking", "stenograph.families.qwen.qwen3:QWEN3_THINKING", "<tool_call>"),
-    Known("qwen3", "stenograph.families.qwen.qwen3:QWEN3", "<tool_call>"),
+    Known("qwen3-thinking", "stenograph.families.qwen.family:QWEN3_THINKING", "<tool_call>"),
+    Known("qwen3", "stenograph.families.qwen.family:QWEN3", "<tool_call>"),
     Known("qwen3.5", "stenograph.families.qwen.qwen3_5:QWEN3_5", "<tool_call>"),
     Known("qwen3-coder", "stenograph.families.qwen.qwen3_5:QWEN3_CODER", "<tool_call>"),
     Known("nemotron3", "stenograph.families.nemotron3:NEMOTRON3", "truncate_history_thinking"),
     Known("kimi-k2", "stenograph.families.kimi.family:KIMI_K2", "<|im_middle|>"),
-    Known("qwq", "stenograph.families.qwen.qwq:QWQ", "<tool_call>"),
-    Known("qwen2.5", "stenograph.families.qwen.qwen2_5:QWEN2_5", "<tool_call>"),
+    Known("qwq", "stenograph.families.qwen.family:QWQ", "<tool_call>"),
+    Known("qwen2.5", "stenograph.families.qwen.family:QWEN2_5", "<tool_call>"),
     Known("glm-4.5", "stenograph.families.glm.family:GLM4_5", "<arg_key>"),
     Known("glm-5.1", "stenograph.families.glm.family:GLM5_1", "<arg_key>"),
     Known("glm-4.7", "stenograph.families.glm.family:GLM4_7", "<arg_key>"),
@@ -60,10 +63,10 @@ FAMILIES: tuple[Known, ...] = (
     Known("mistral-v11", "stenograph.families.mistral.family:MISTRAL_V11", "[INST]"),
     Known("mistral-v13-thinking", "stenograph.families.mistral.family:MISTRAL_V13_THINKING", "[INST]"),
     Known("mistral-v13", "stenograph.families.mistral.family:MISTRAL_V13", "[INST]"),
-    Known("smollm2", "stenograph.families.smollm2:SMOLLM2", "<|im_start|>"),
+    Known("smollm2", "stenograph.families.chatml:SMOLLM2", "<|im_start|>"),
     Known("gpt-oss", "stenograph.families.gpt_oss.family:GPT_OSS", "<|channel|>"),
     Known("chatml", "stenograph.families.chatml:CHATML", "<|im_start|>"),
-    Known("template", "stenograph.families.generic:TEMPLATE", ""),
+    Known("template", "stenograph.families:TEMPLATE", ""),
 )
 """In the order in which they are looked for; the last takes any template."""
 

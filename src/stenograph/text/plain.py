@@ -9,8 +9,7 @@ from stenograph.core.chat import ParsedReply, TextView
 from stenograph.core.messages import Message, ReplyDelta, Role
 from stenograph.core.types import Finish
 from stenograph.model.tokenizer import Tokenizer
-from stenograph.text.reply_text import ReplyText, ShownStream
-from stenograph.text.stop_strings import StopStrings
+from stenograph.text.reply_text import ReplyText, ShownStream, StopStrings
 
 
 class PlainParser:

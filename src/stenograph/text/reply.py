@@ -6,19 +6,18 @@ whole, because a malformed one is text. Any ids are accepted: malformed output i
 
 import enum
 from array import array
-from collections.abc import Iterable, Sequence
-from itertools import takewhile
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Sequence
+from itertools import accumulate, takewhile
 
 from stenograph.core.chat import ParsedReply, ParseFault, ParseProblem
 from stenograph.core.messages import Message, ReplyDelta, Role, ToolCall, ToolCallDelta
 from stenograph.core.types import Finish, PromptEnd, token_ids
 from stenograph.model.tokenizer import Tokenizer
 from stenograph.text.call_syntax import BlockScanner, CallText
-from stenograph.text.id_spans import IdSpans
 from stenograph.text.reading import Inside, PartKind, Reading, ReplyPart
 from stenograph.text.reply_syntax import ReplySyntax
-from stenograph.text.reply_text import ReplyText, ShownStream
-from stenograph.text.stop_strings import StopStrings, len_of_overlap
+from stenograph.text.reply_text import ReplyText, ShownStream, StopStrings, len_of_overlap
 
 _MAX_SEEN_CHARS = 160
 _PIECE_CHARS = 4096
@@ -42,6 +41,28 @@ _FIRST_STATES = {
     PromptEnd.CLOSES: _State.AFTER_REASONING,
     PromptEnd.CLOSED: _State.START,
 }
+
+
+class _IdSpans:
+    """Finds the ids of a stretch of a reply's text. Decodes the reply once more, so only where somebody asks."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, ids: Sequence[int], keep: Collection[int], *, skips_special: bool = True
+    ) -> None:
+        stream = tokenizer.text_stream(skip_special=skips_special, keep=keep)
+        # Where the text ends after each id [T]; the last also has what is left of a broken character.
+        self._ends: array[int] = token_ids(accumulate(len(stream.push(token_id)) for token_id in ids))
+        if self._ends:
+            self._ends[-1] += len(stream.flush())
+
+    def span(self, start: int, end: int) -> tuple[int, int]:
+        """Ids [start, end) of the characters [start, end); those without text that come before are with them."""
+        first = 0
+        if start > 0:
+            first = bisect_left(self._ends, start)
+            first += first < len(self._ends) and self._ends[first] == start
+        last = bisect_left(self._ends, end) + 1 if end > start else first
+        return first, min(last, len(self._ends))
 
 
 class ReplyParser:
@@ -328,8 +349,8 @@ class ReplyParser:
             for ids in (spans.span(max(0, start), end),)
         )
 
-    def _spans(self) -> IdSpans:
-        return IdSpans(self._tokenizer, self._ids, self._keep, skips_special=self._skips_special)
+    def _spans(self) -> _IdSpans:
+        return _IdSpans(self._tokenizer, self._ids, self._keep, skips_special=self._skips_special)
 
     def _add_content(self, text: str) -> None:
         if text:

@@ -6,7 +6,7 @@ import pytest
 import tokenizers
 
 from stenograph.core.day import STRFTIME_NOW, Day
-from stenograph.families.generic import TEMPLATE
+from stenograph.families import TEMPLATE
 from stenograph.model.tokenizer import Tokenizer
 from stenograph.text.conversations import said, user
 from stenograph.text.renderer import Renderer

@@ -7,7 +7,7 @@ import tokenizers
 
 from stenograph.core.errors import StartupError, UnrenderableMessage
 from stenograph.core.messages import Message, Role
-from stenograph.families.generic import TEMPLATE
+from stenograph.families import TEMPLATE
 from stenograph.families.load import Loaded, check_renderer, load_renderer
 from stenograph.model.files import ModelFiles
 from stenograph.text.append_proof import Law

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenograph.core.types import Finish, FinishReason
-from stenograph.text.stop_strings import StopStrings, len_of_overlap
+from stenograph.text.reply_text import StopStrings, len_of_overlap
 
 STOPS = st.lists(st.text("ab", min_size=1, max_size=9), max_size=4).map(tuple)
 PIECES = st.lists(st.text("ab𝄞", max_size=8), max_size=12)

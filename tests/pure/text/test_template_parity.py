@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from stenograph.core.errors import UnrenderableMessage
-from stenograph.families.smollm2 import DEFAULT_SYSTEM, chatml_template
-from stenograph.text.template.json_filter import to_json as our_to_json
+from stenograph.families.chatml import DEFAULT_SYSTEM, chatml_template
 from stenograph.text.template.template import ChatTemplate
+from stenograph.text.template.template import to_json as our_to_json
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(
     ["<b>&'\"</b>", "{{ x }}", "{% if %}", "<|im_end|>", "\r\n", " \n", "\x00", "\u2028", "é𝄞"]

@@ -7,8 +7,7 @@ import pytest
 import tokenizers
 
 from stenograph.core.messages import Message, Tool
-from stenograph.families.chatml import CHATML
-from stenograph.families.smollm2 import SMOLLM2
+from stenograph.families.chatml import CHATML, SMOLLM2
 from stenograph.model.tokenizer import Tokenizer
 from stenograph.text.renderer import Bridge, Renderer
 from stenograph.text.template.template import ChatTemplate

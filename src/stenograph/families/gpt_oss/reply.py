@@ -19,8 +19,7 @@ from stenograph.core.messages import Message, ReplyDelta, Role, ToolCall, ToolCa
 from stenograph.core.types import Finish, FinishReason, token_ids
 from stenograph.model.tokenizer import Tokenizer
 from stenograph.text.reading import Inside, PartKind, Reading, ReplyPart
-from stenograph.text.reply_text import ShownStream, ends_by_token
-from stenograph.text.stop_strings import StopStrings
+from stenograph.text.reply_text import ShownStream, StopStrings, ends_by_token
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"

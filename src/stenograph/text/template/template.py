@@ -5,15 +5,20 @@ transformers does is tested). One known difference, of the engine: a bare whole 
 `tojson` loses its point (1.0 becomes 1); inside a list or a mapping it keeps it. Knows nothing of tokens or families.
 """
 
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import NoReturn, Protocol
 
 import minijinja
+import msgspec
 
 from stenograph.core.errors import StartupError, UnrenderableMessage
-from stenograph.text.template.json_filter import to_json
 
 _NAME = "chat_template"
+_EXPONENT = re.compile(rb"[0-9]e-?[0-9]")
+"""A float that Python writes otherwise than msgspec: 1e16 is 1e+16 there."""
 
 
 class Template(Protocol):
@@ -47,6 +52,11 @@ class ChatTemplate:
     Raises StartupError: the source is not a template.
     """
 
+    malformed: tuple[type[Exception], ...] = (minijinja.TemplateError,)
+    """Errors of a source that is no template."""
+    failing: tuple[type[Exception], ...] = (minijinja.TemplateError, TypeError, ValueError, RecursionError)
+    """Errors of a template that fails."""
+
     def __init__(
         self,
         source: str,
@@ -55,20 +65,15 @@ class ChatTemplate:
         *,
         strftime_now: Callable[[str], str] | None = None,
     ) -> None:
-        dates = {} if strftime_now is None else {"strftime_now": strftime_now}
+        known: dict[str, object] = {
+            "raise_exception": _raise_exception,
+            "bos_token": bos_token,
+            "eos_token": eos_token,
+            **({} if strftime_now is None else {"strftime_now": strftime_now}),
+        }
         try:
-            self._environment = minijinja.Environment(
-                templates={_NAME: source},
-                filters={"tojson": to_json},
-                globals={"raise_exception": _raise_exception, "bos_token": bos_token, "eos_token": eos_token, **dates},
-                debug=False,
-                auto_escape_callback=_never_escape,
-                trim_blocks=True,
-                lstrip_blocks=True,
-                pycompat=True,
-            )
-            self.names = frozenset(self._environment.undeclared_variables_in_template(_NAME))
-        except minijinja.TemplateError as error:
+            self.names = self._compile(source, known)
+        except self.malformed as error:
             raise StartupError(f"chat template: {one_line(error)}") from error
 
     def render(
@@ -84,12 +89,29 @@ class ChatTemplate:
         """
         context = {**kwargs, "messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
         try:
-            return self._environment.render_template(_NAME, **context)
+            return self._written(context)
         except TemplateRaised as error:
             raise UnrenderableMessage(f"The model's chat template refuses this: {error}") from error
-        except (minijinja.TemplateError, TypeError, ValueError, RecursionError) as error:
+        except self.failing as error:
             cause = error.__cause__ if isinstance(error.__cause__, TemplateRaised) else error
             raise UnrenderableMessage(f"The model's chat template refuses this: {one_line(cause)}") from error
+
+    def _compile(self, source: str, known: Mapping[str, object]) -> frozenset[str]:
+        """Compile the source, with these globals; the names that it reads."""
+        self._environment = minijinja.Environment(
+            templates={_NAME: source},
+            filters={"tojson": to_json},
+            globals=dict(known),
+            debug=False,
+            auto_escape_callback=_never_escape,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            pycompat=True,
+        )
+        return frozenset(self._environment.undeclared_variables_in_template(_NAME))
+
+    def _written(self, context: Mapping[str, object]) -> str:
+        return self._environment.render_template(_NAME, **context)
 
 
 def _never_escape(_name: str) -> bool:
@@ -103,3 +125,24 @@ def _raise_exception(message: str) -> NoReturn:
 def one_line(error: BaseException) -> str:
     """An error's text without line breaks."""
     return " ".join(str(error).split())
+
+
+def to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as transformers writes it; the engine's own filter would escape HTML.
+
+    Lists and objects, which a client's JSON may have hundreds of thousands of, are written by msgspec: `json.dumps`
+    makes a string of each first, in one call that keeps the GIL.
+    """
+    if isinstance(value, dict | list) and not (ensure_ascii or sort_keys) and indent is None and separators is None:
+        with suppress(TypeError, ValueError, OverflowError, RecursionError):  # `json.dumps` takes it, or says why not
+            text = msgspec.json.format(msgspec.json.encode(value), indent=0)
+            if _EXPONENT.search(text) is None:
+                return text.decode()
+    pair = None if separators is None else (separators[0], separators[1])
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=pair, sort_keys=sort_keys)
