@@ -21,9 +21,6 @@ ONE_ENGINE = 234
 DEFAULT = 243
 """Of the default flags: the embedded engine and every dialect."""
 
-NOT_YET = {"weights"}
-"""Parts that a server without them loads still."""
-
 
 @pytest.fixture
 def children() -> Iterator[Children]:
@@ -50,7 +47,7 @@ def test_one_engine_loads_no_other_and_no_part(tiny: Path, tmp_path: Path, child
     _, engine = start_standin(children, ReplyShape(num_tokens=4, vocab_size=250))
     files, _ = chatted(children, one_engine(tiny, engine, tmp_path / "data"))
     loaded = names(files)
-    assert parts_of(loaded) == NOT_YET
+    assert parts_of(loaded) == set()
     folders = {tuple(name.split("/")[:2]) for name in loaded if name.count("/") > 1}
     assert {folder for room, folder in folders if room == "dialects"} == {"common", "openai"}
     assert {folder for room, folder in folders if room == "engine"} == {"fleet", "http", "sglang"}
@@ -62,15 +59,16 @@ def test_one_engine_loads_no_other_and_no_part(tiny: Path, tmp_path: Path, child
 def test_the_default_server_loads_no_client_of_engines(tiny: Path, children: Children) -> None:
     files, _ = chatted(children, ["--model", str(tiny)])
     loaded = names(files)
-    assert parts_of(loaded) == NOT_YET | {"embedded"}
+    assert parts_of(loaded) == {"embedded"}
     assert not {name for name in loaded if name.startswith(("engine/http", "engine/sglang", "embedded/forward"))}
     assert len(loaded) <= DEFAULT, len(loaded)
 
 
 def test_the_parent_of_workers_imports_for_all_of_them() -> None:
     program = (
-        "import sys; from stenograph.cluster.parent import load_parts; from stenograph.http.settings import Settings\n"
-        "load_parts(Settings(engine='vllm', dialects=('gemini',))); print(*sys.modules)"
+        "import sys; from stenograph.cluster.parent import load_parts; from stenograph.cli.parts import PARTS\n"
+        "from stenograph.http.settings import Settings\n"
+        "load_parts(Settings(engine='vllm', dialects=('gemini',)), PARTS); print(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())

@@ -14,6 +14,7 @@ import pytest
 
 from standins.scripted_engine import Script, ScriptedEngine
 from standins.tiny.tokenizer import tiny_tokenizer_json
+from stenograph.cli.parts import PARTS
 from stenograph.cluster.shared_store import Cluster
 from stenograph.core.chat import TurnRequest
 from stenograph.core.clock import Clock, SystemClock
@@ -164,6 +165,7 @@ async def running(
         store=store,
         mark=mark,
         processes=processes,
+        parts=PARTS,
     )
     ready = asyncio.Event()
     config = uvicorn_config(app, made, processes)

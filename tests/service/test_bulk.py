@@ -16,7 +16,7 @@ from safetensors.numpy import load
 
 from stenograph.dialects.sessions import BulkSamplesRequest
 from stenograph.http import bulk_routes
-from stenograph.http.bulk_parts import OwnParts, Part
+from stenograph.http.bulk_parts import OneAnswer, OwnParts
 from stenograph.http.bulk_routes import FRAMES_TYPE
 from stenograph.session import storage
 from stenograph.session.storage import ListedSession
@@ -73,7 +73,7 @@ async def test_no_two_sessions_have_their_samples_made_in_one_iteration_of_the_l
         num_passes += 1
         counting = loop.call_soon(count)
 
-    async def noted(self: OwnParts, session_id: str, wire: BulkSamplesRequest) -> Part:
+    async def noted(self: OwnParts, session_id: str, wire: BulkSamplesRequest) -> OneAnswer:
         made_in.append(num_passes)
         return await made(self, session_id, wire)
 

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from standins.scripted_engine import ScriptedEngine
+from stenograph.cli.parts import PARTS
 from stenograph.core.clock import SystemClock
 from stenograph.http.app import make_app
 from stenograph.http.auth import SessionTokens
@@ -97,7 +98,9 @@ CARRIERS: dict[str, Callable[[str], tuple[dict[str, str], str]]] = {
 def bound(renderer: Renderer) -> set[str]:
     """Every method and path of a server, from its routing tables; `HEAD` where there is no `GET` beside it."""
     pool, engine = CpuPool(1), ScriptedEngine(vocab_size=320)
-    app, _ = make_app(Settings(), engine=engine, renderer=renderer, pool=pool, model="tiny", clock=SystemClock())
+    app, _ = make_app(
+        Settings(), engine=engine, renderer=renderer, pool=pool, model="tiny", clock=SystemClock(), parts=PARTS
+    )
     found: set[str] = set()
     for route in routes_of(app):
         methods = set(route.methods or ())

@@ -18,6 +18,7 @@ from schemathesis.generation.meta import CoveragePhaseData, CoverageScenario
 from starlette.routing import Route
 
 from standins.scripted_engine import Script, ScriptedEngine
+from stenograph.cli.parts import PARTS
 from stenograph.core import errors
 from stenograph.core.clock import SystemClock
 from stenograph.core.errors import StenographError
@@ -102,6 +103,7 @@ def document_of(
         vocab_size=320,
         proxy_allow=Settings().proxy_allow,
         forwards=forwards,
+        parts=PARTS,
     )
     document: Json = json.loads(openapi_document(described))
     return document
@@ -129,7 +131,13 @@ def bound_routes(renderer: Renderer, engine: ScriptedEngine, settings: Settings 
     """The methods and paths of a server's route table, `HEAD` aside, and its document."""
     pool = CpuPool(1)
     app, _ = make_app(
-        settings or Settings(), engine=engine, renderer=renderer, pool=pool, model="tiny", clock=SystemClock()
+        settings or Settings(),
+        engine=engine,
+        renderer=renderer,
+        pool=pool,
+        model="tiny",
+        clock=SystemClock(),
+        parts=PARTS,
     )
     routes = routes_of(app)
     pool.close()

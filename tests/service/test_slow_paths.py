@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from standins.scripted_engine import Script, ScriptedEngine
 from standins.tiny.tokenizer import tiny_tokenizer_json
+from stenograph.cli.parts import PARTS
 from stenograph.core.chat import CompletionRequest
 from stenograph.core.clock import SystemClock
 from stenograph.core.ids_json import PIECE_IDS, encode_ids
@@ -314,7 +315,14 @@ async def huge() -> AsyncIterator[Huge]:
     engine = Speaker(vocab_size=renderer.tokenizer.vocab_size, max_context_tokens=10**7)
     pool = CpuPool(2)
     app, manager = make_app(
-        Settings(), engine=engine, renderer=renderer, pool=pool, model="tiny", clock=SystemClock(), moe_shape=(2, 2)
+        Settings(),
+        engine=engine,
+        renderer=renderer,
+        pool=pool,
+        model="tiny",
+        clock=SystemClock(),
+        moe_shape=(2, 2),
+        parts=PARTS,
     )
     session = manager.sessions.create(SessionOptions(history=HistoryKind.TREE))
     filled = Huge(app=app, session=session.id, text="the user asks 12 things\n" * 10_000)

@@ -365,5 +365,4 @@ def test_without_the_sdk_an_endpoint_is_refused_in_a_line(monkeypatch: pytest.Mo
 
 
 def opened(endpoint: str) -> tracing.Tracing:
-    engine = ScriptedEngine(vocab_size=320)
-    return tracing.opened_tracing(endpoint, engine=engine, clock=SystemClock(), metrics=Metrics())
+    return tracing.traced(endpoint, ScriptedEngine(vocab_size=320), SystemClock(), Metrics())

@@ -14,6 +14,7 @@ import aiohttp
 
 from standins.scripted_engine import Script, ScriptedEngine
 from standins.shared_rows import MemoryRows, SharedTables
+from stenograph.cli.parts import PARTS
 from stenograph.cluster.place import WorkerPlace
 from stenograph.cluster.postgres.shared_rows import SharedRows
 from stenograph.cluster.postgres.store import PostgresStore
@@ -137,6 +138,7 @@ async def serving(
             moe_shape=(2, 2),
             store=store,
             processes=worker,
+            parts=PARTS,
         )
         if starts:
             await engine.start()

@@ -13,15 +13,13 @@ from typing import Any
 import uvloop
 
 from stenograph.cli.commands import EXIT_INTERRUPTED
-from stenograph.cli.exit_with import stop_with
 from stenograph.cli.logs import logged, logging_to_stderr, progress_of
+from stenograph.cli.parts import PARTS
 from stenograph.cli.settings_table import CommandSettings
 from stenograph.core.loaded import entry
 from stenograph.engine.settings import EngineKind
 from stenograph.http.listen import listen
 from stenograph.model.fetch import resolve_model
-
-CLUSTER = "stenograph.cluster.shared_store:Cluster"
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +31,7 @@ def serve(options: dict[str, Any]) -> int:
 
 def _serve(settings: CommandSettings) -> int:
     if settings.exit_with is not None:
-        stop_with(settings.exit_with)
+        entry("stenograph.cli.exit_with:stop_with")(settings.exit_with)
     has_weights, progress = settings.engine is EngineKind.EMBEDDED, progress_of(settings)
     with listen(settings.host, settings.port) as listener:
         path = resolve_model(settings.model, cache_dir=settings.cache_dir, progress=progress, weights=has_weights)
@@ -42,16 +40,19 @@ def _serve(settings: CommandSettings) -> int:
             listener.close()  # each worker has a socket of its own on the port
             ended_by = entry("stenograph.cluster.parent:serve_workers")(
                 settings,
+                PARTS,
                 announce=_announce,
                 progress=progress,
                 in_worker=partial(_log_of_worker, settings),
             )
         else:
             run = entry("stenograph.http.app:serve")
-            processes = entry(CLUSTER)(settings) if settings.store is not None else None
+            processes = next(
+                (entry(one.processes)(settings) for one in PARTS if one.processes and one.is_wanted(settings)), None
+            )
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 ended_by = runner.run(
-                    run(listener, settings, announce=_announce, progress=progress, processes=processes)
+                    run(listener, settings, announce=_announce, progress=progress, parts=PARTS, processes=processes)
                 )
     return EXIT_INTERRUPTED if ended_by is signal.SIGINT else 0
 

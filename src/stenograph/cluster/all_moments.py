@@ -28,7 +28,7 @@ class AllMoments:
     """The moments of all workers, of which `board` is this one's. Close it at the end."""
 
     def __init__(self, board: Board, peers: Peers, *, own: int) -> None:
-        self._board = board
+        self.board = board
         self._peers = peers
         self._others = [worker for worker in range(peers.num) if worker != own]
         self._said: dict[int, tuple[float, bytes]] = {}
@@ -52,7 +52,7 @@ class AllMoments:
         try:
             yield await self.now()  # before the first words of all streams are there
             await asyncio.sleep(EVERY_S)
-            while not self._board.is_draining:
+            while not self.board.is_draining:
                 yield self._read()
                 await asyncio.sleep(EVERY_S)
         finally:
@@ -90,7 +90,7 @@ class AllMoments:
         if self._merged is None or now_s - self._merged[0] >= FRESH_S:
             there = [said for at_s, said in self._said.values() if now_s - at_s < STALE_S]
             num_away = len(self._others) - len(there)
-            self._merged = (now_s, moment([self._board.read(), *there], num_away=num_away))
+            self._merged = (now_s, moment([self.board.read(), *there], num_away=num_away))
         return self._merged[1]
 
     async def _ask(self, worker: int) -> None:

@@ -20,7 +20,7 @@ from stenograph.cluster.peers import Peers
 from stenograph.core.errors import WorkerUnavailable
 from stenograph.dialects.sessions import BulkSamplesRequest
 from stenograph.export.group_rollouts import GroupRollout, RolloutFacts
-from stenograph.http.bulk_parts import SIZE_BYTES, OwnParts, Part, SessionParts, sized
+from stenograph.http.bulk_parts import SIZE_BYTES, OneAnswer, OwnParts, SessionParts, sized
 from stenograph.http.session_routes import REVISION_HEADER
 from stenograph.session.rollout_points import RolloutPoint
 from stenograph.session.selection import SessionFilter
@@ -78,7 +78,7 @@ class AllParts:
                 await _push_next(firsts, worker, lists[worker])
 
     @asynccontextmanager
-    async def part(self, session_id: str, wire: BulkSamplesRequest) -> AsyncGenerator[Part, None]:
+    async def part(self, session_id: str, wire: BulkSamplesRequest) -> AsyncGenerator[OneAnswer, None]:
         """The part as the session's worker makes it; an error in its place where that worker is away."""
         asked = msgspec.json.encode(PartAsked(session_id=session_id, wire=replace(wire, sessions=None)))
         async with AsyncExitStack() as stack:
@@ -86,9 +86,9 @@ class AllParts:
                 stream = await stack.enter_async_context(self.peers.reading(self._worker(session_id), PART_PATH, asked))
             except WorkerUnavailable as error:
                 failed = self.own.failed(session_id, wire, error)
-                yield Part(None, await stack.enter_async_context(aclosing(failed.pieces)))
+                yield OneAnswer(None, await stack.enter_async_context(aclosing(failed.pieces)))
                 return
-            yield Part(stream.header(REVISION_HEADER), await stack.enter_async_context(aclosing(stream.pieces())))
+            yield OneAnswer(stream.header(REVISION_HEADER), await stack.enter_async_context(aclosing(stream.pieces())))
 
     async def delete(self, session_id: str, revision: str) -> bool:
         """False also where its worker does not answer: whether the session has gone is not known then."""

@@ -19,18 +19,8 @@ from stenograph.dialects.base import Refuse
 from stenograph.http.bulk_parts import PASSED_ON
 from stenograph.http.create_route import MAX_SESSION_BODY_BYTES
 from stenograph.http.metrics import Metrics
-from stenograph.http.route import All, Needs, Reach, Who
-from stenograph.http.route_table import rows
+from stenograph.http.route import All, Needs, Reach, Route, Who
 from stenograph.http.wire import ClientGone, count_error, header_value, read_body, send_refusal
-
-MERGED: Mapping[tuple[str, str], Callable[[Sequence[bytes]], bytes]] = {
-    (row.method, row.path): entry(row.who.merge)
-    for row in rows()
-    if isinstance(row.who, All) and row.who.reach is Reach.SERVERS
-}
-
-OWN_PATHS = {row.path for row in rows() if row.who is Who.SERVER and row.needs is Needs.ADMIN}
-"""Paths of what each server does with its own engines."""
 
 NOT_ASKED = b"x-stenograph-not-asked"
 """Header of an answer that is of one server: the addresses of the others, with commas."""
@@ -39,9 +29,16 @@ NOT_ASKED = b"x-stenograph-not-asked"
 class AllServers:
     """One server's application, and before it the routes of all servers."""
 
-    def __init__(self, app: ASGIApp, nodes: Nodes, *, metrics: Metrics, refuse: Refuse) -> None:
+    def __init__(self, app: ASGIApp, nodes: Nodes, rows: Sequence[Route], *, metrics: Metrics, refuse: Refuse) -> None:
         self._app = app
         self._nodes = nodes
+        self._merged: Mapping[tuple[str, str], Callable[[Sequence[bytes]], bytes]] = {
+            (row.method, row.path): entry(row.who.merge)
+            for row in rows
+            if isinstance(row.who, All) and row.who.reach is Reach.SERVERS
+        }
+        self._own_paths = {row.path for row in rows if row.who is Who.SERVER and row.needs is Needs.ADMIN}
+        """Paths of what each server does with its own engines."""
         self._metrics = metrics
         self._refuse = refuse
 
@@ -50,8 +47,8 @@ class AllServers:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI, for HTTP."""
-        merged = MERGED.get((scope["method"], scope["path"]))
-        is_own = scope["path"] in OWN_PATHS
+        merged = self._merged.get((scope["method"], scope["path"]))
+        is_own = scope["path"] in self._own_paths
         if not (merged or is_own) or is_workers_own(scope) or header_value(scope, PASSED_ON) is not None:
             await self._app(scope, receive, send)
             return

@@ -7,7 +7,7 @@ not take what was read, and the end of the one is the end of the other.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, cast
 
@@ -20,8 +20,6 @@ from stenograph.core.errors import StenographError, UnexpectedFailure, WorkerUna
 from stenograph.dialects.base import Refusal
 from stenograph.http.auth import SESSION_ID, session_named
 from stenograph.http.connection import Bytes, ClientConnection, RequestPhase
-from stenograph.http.route import Who
-from stenograph.http.route_table import rows
 from stenograph.http.wire import header_value, headers_of
 
 log = logging.getLogger(__name__)
@@ -30,11 +28,6 @@ PATIENCE_S = 5.0
 """Longest time that a request waits for a worker that is being started again."""
 
 RETRY_S = 1.0
-
-_OF_SERVER = {row.path for row in rows() if row.who is Who.SERVER}
-"""Paths of what one process does for all."""
-_OPEN_PATHS = tuple(path.partition("{")[0] for path in _OF_SERVER if path.endswith(":path}"))
-"""The beginnings of those that take in others."""
 
 
 class Forwarded:
@@ -56,6 +49,7 @@ class ForwardingConnection(ClientConnection):
         self,
         *arguments: Any,
         owners: Owners,
+        of_server: Collection[str],
         by_credential: bool,
         refuse_at: Callable[[str, StenographError], Refusal],
         forwarded: Forwarded,
@@ -64,6 +58,10 @@ class ForwardingConnection(ClientConnection):
     ) -> None:
         super().__init__(*arguments, **named)
         self._owners = owners
+        self._of_server = of_server
+        """Paths of what one process does for all."""
+        self._open_paths = tuple(path.partition("{")[0] for path in of_server if path.endswith(":path}"))
+        """The beginnings of those that take in others."""
         self._by_credential = by_credential
         self._refuse_at = refuse_at
         self._forwarded = forwarded
@@ -116,7 +114,7 @@ class ForwardingConnection(ClientConnection):
     def _server_of(self, scope: Scope) -> Found:
         """Whoever serves a request, if that is not this process."""
         method, path = scope["method"], scope["path"]
-        if path in _OF_SERVER or path.startswith(_OPEN_PATHS):
+        if path in self._of_server or path.startswith(self._open_paths):
             return self._owners.first()
         session_id = session_named(scope, by_id=self._by_credential)
         if path == "/samples":  # asked by another server, for the part of one session

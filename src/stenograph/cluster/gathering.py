@@ -22,8 +22,7 @@ from stenograph.core.loaded import entry
 from stenograph.core.types import SessionId
 from stenograph.dialects.base import Refuse
 from stenograph.http.metrics import Metrics
-from stenograph.http.route import All, Asking, Reach
-from stenograph.http.route_table import rows
+from stenograph.http.route import All, Asking, Reach, Route
 from stenograph.http.wire import ClientGone, count_error, read_body, send_refusal
 from stenograph.session.keyed_openings import OpenedElsewhere
 
@@ -60,6 +59,7 @@ class Gathering:
     def __init__(
         self,
         app: ASGIApp,
+        rows: Sequence[Route],
         *,
         of_workers: ASGIApp,
         peers: Peers,
@@ -88,7 +88,7 @@ class Gathering:
         }
         self._routes: Mapping[tuple[str, str], Callable[[_Asked], Awaitable[PeerAnswer]]] = {
             (row.method, row.path): partial(ways[row.who.ask], merge=entry(row.who.merge) if row.who.merge else None)
-            for row in rows()
+            for row in rows
             if isinstance(row.who, All) and not (is_shared and row.who.reach is Reach.NOBODY)
         }
 

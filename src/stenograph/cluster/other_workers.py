@@ -13,8 +13,7 @@ import msgspec
 from stenograph.cluster.peers import Peers
 from stenograph.cluster.state_file import StateFile
 from stenograph.core.errors import InvalidRequest, WorkerUnavailable
-from stenograph.session.weight_sync import Followers
-from stenograph.session.weights import SyncState
+from stenograph.session.weights import Followers, SyncState
 
 log = logging.getLogger(__name__)
 

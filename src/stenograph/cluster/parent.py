@@ -42,10 +42,11 @@ from stenograph.core.loaded import entry
 from stenograph.dialects.settings import DialectKind
 from stenograph.engine.settings import EngineKind
 from stenograph.http.app import LoadedModel, load_model, serve_on
-from stenograph.http.control_routes import LATE_ROUTES
+from stenograph.http.control_routes import LATE_GROUPS
 from stenograph.http.dialects import DIALECTS
 from stenograph.http.engines import load_engine
 from stenograph.http.listen import listen, url_of
+from stenograph.http.part import Part
 from stenograph.http.rule_files import check_files
 from stenograph.http.settings import Settings
 from stenograph.model.progress import Progress
@@ -63,7 +64,12 @@ InWorker = Callable[[int], AbstractContextManager[None]]
 
 
 def serve_workers(
-    settings: Settings, *, announce: Callable[[str], None], progress: Progress, in_worker: InWorker
+    settings: Settings,
+    parts: tuple[Part, ...],
+    *,
+    announce: Callable[[str], None],
+    progress: Progress,
+    in_worker: InWorker,
 ) -> signal.Signals | None:
     """Run the server until SIGTERM or SIGINT, and return which it was.
 
@@ -80,21 +86,22 @@ def serve_workers(
         places = _places(settings, stack)
         asyncio.run(prepare_database(settings))
         loaded = load_model(settings, SystemClock(), progress)
-        load_parts(settings)
+        load_parts(settings, parts)
         engine = None
         if settings.engine is EngineKind.EMBEDDED:
             engine = SharedEngineProcess(settings, loaded, places[0].sockets[0].parent)
             stack.callback(engine.close)
             engine.start()
             places = [engine.at(place) for place in places]
-        parent = _Parent(settings, listeners, places, loaded, folder, engine, in_worker=in_worker)
+        parent = _Parent(settings, parts, listeners, places, loaded, folder, engine, in_worker=in_worker)
         about = f"model {settings.model}, engine {settings.engine}, {settings.workers} workers"
         return parent.run(lambda: announce(f"stenograph ready at {url} ({about})"))
 
 
-def load_parts(settings: Settings) -> None:
+def load_parts(settings: Settings, parts: tuple[Part, ...]) -> None:
     """Import what each worker of these settings will use: their parent does it for all, before it forks."""
-    entry(LATE_ROUTES)
+    for name in (LATE_GROUPS, *(part.groups for part in parts if part.groups)):
+        entry(name)
     load_engine(settings)
     for kind in settings.dialects:
         entry(DIALECTS[DialectKind(kind)])
@@ -178,6 +185,7 @@ class _Parent:
     def __init__(
         self,
         settings: Settings,
+        parts: tuple[Part, ...],
         listeners: list[socket.socket],
         places: list[WorkerPlace],
         loaded: LoadedModel,
@@ -187,6 +195,7 @@ class _Parent:
         in_worker: InWorker,
     ) -> None:
         self._settings = settings
+        self._parts = parts
         self._listeners = listeners
         self._places = places
         self._loaded = loaded
@@ -372,6 +381,7 @@ class _Parent:
                 Worker(self._places[number], self._settings),
                 clock=SystemClock(),
                 announce=lambda _: say("ready\n"),
+                parts=self._parts,
             )
 
         try:

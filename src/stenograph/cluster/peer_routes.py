@@ -27,13 +27,11 @@ from stenograph.cluster.state_file import StateFile
 from stenograph.core.errors import StartupError, StenographError
 from stenograph.dialects.common.errors import refusal
 from stenograph.http.bulk_parts import OwnParts, Pieces
-from stenograph.http.engine_routes import EngineRoutes
-from stenograph.http.processes import Board
+from stenograph.http.processes import Board, SharedEngines, SharedWeights
 from stenograph.http.session_routes import REVISION_HEADER
 from stenograph.http.wire import ClosedStream, delivery_of, json_response
 from stenograph.session.keyed_openings import KeyedOpenings
 from stenograph.session.selection import SessionFilter
-from stenograph.session.weight_sync import WeightSync
 from stenograph.session.weights import SyncState
 
 OPENED_PATH = "/workers/opened"
@@ -47,8 +45,8 @@ class PeerRoutes:
     openings: KeyedOpenings
     parts: OwnParts
     board: Board
-    sync: WeightSync
-    engines: EngineRoutes
+    sync: SharedWeights
+    engines: SharedEngines
     file: StateFile
 
     def app(self) -> Starlette:

@@ -16,7 +16,7 @@ from stenograph.cluster.postgres.owner_name import OwnerName
 from stenograph.core.errors import NobodyError, SessionNotFound, StenographError, WorkerUnavailable
 from stenograph.dialects.sessions import BulkSamplesRequest
 from stenograph.export.group_rollouts import RolloutFacts
-from stenograph.http.bulk_parts import OwnParts, Part, SessionParts
+from stenograph.http.bulk_parts import OneAnswer, OwnParts, SessionParts
 from stenograph.http.session_routes import REVISION_HEADER
 from stenograph.session.rollout_points import RolloutPoint
 from stenograph.session.selection import SessionFilter
@@ -40,7 +40,7 @@ class SharedParts:
         return self.own.ids(wanted)
 
     @asynccontextmanager
-    async def part(self, session_id: str, wire: BulkSamplesRequest) -> AsyncGenerator[Part, None]:
+    async def part(self, session_id: str, wire: BulkSamplesRequest) -> AsyncGenerator[OneAnswer, None]:
         """The part as whoever has the session makes it, or of what the database has if nobody does; an error in its
         place where that process cannot be asked."""
         async with AsyncExitStack() as stack:
@@ -51,18 +51,20 @@ class SharedParts:
                 )
             except NobodyError as error:
                 failed = self.own.failed(session_id, wire, error)
-                part = Part(None, await stack.enter_async_context(aclosing(failed.pieces)))
+                part = OneAnswer(None, await stack.enter_async_context(aclosing(failed.pieces)))
             yield part
 
     @asynccontextmanager
-    async def _part_of(self, owner: OwnerName, session_id: str, wire: BulkSamplesRequest) -> AsyncGenerator[Part, None]:
+    async def _part_of(
+        self, owner: OwnerName, session_id: str, wire: BulkSamplesRequest
+    ) -> AsyncGenerator[OneAnswer, None]:
         asked = msgspec.structs.replace(wire, sessions=[session_id], group=None, state=None, where=None, delete=None)
         named = {"x-session-id": session_id}  # by which its server finds the worker
         async with self.nodes.asked(owner, self.asker, "POST", "/samples", named, msgspec.json.encode(asked)) as answer:
             if answer.status != 200:
                 raise WorkerUnavailable(f"The server at {owner.server} answered with {answer.status}.")
             async with aclosing(answer.pieces()) as pieces:
-                yield Part(answer.header(REVISION_HEADER), pieces)
+                yield OneAnswer(answer.header(REVISION_HEADER), pieces)
 
     def points(self) -> AsyncGenerator[RolloutPoint | None, None]:
         """As the database has them, but for those that this process has."""

@@ -23,8 +23,11 @@ from stenograph.core.errors import StorageUnavailable
 from stenograph.http.bulk_parts import OwnParts, SessionParts
 from stenograph.http.metric_table import COUNTER, GAUGE, row
 from stenograph.http.metrics import Metrics
+from stenograph.http.part import Core, Part
 from stenograph.http.processes import Processes, ServedApp
+from stenograph.http.route_table import rows
 from stenograph.http.settings import Settings
+from stenograph.session.keyed_openings import KeyedOpenings
 from stenograph.session.manager import SessionManager
 from stenograph.store.base import SessionStore
 from stenograph.store.folder import DataFolder
@@ -129,6 +132,7 @@ class Cluster(Processes):
         super().__init__(None if place is None else place.instance_id)
         self._settings = settings
         self._place = place
+        self.parts: tuple[Part, ...] = ()
 
     @asynccontextmanager
     async def opened_store(
@@ -161,10 +165,13 @@ class Cluster(Processes):
         )
         metrics.show(OWNER_METRICS, store, self.nodes)
 
+    def wire(self, app: ServedApp, core: Core, openings: KeyedOpenings) -> None:
+        self.parts = core.parts
+
     def all_parts(self, own: OwnParts) -> SessionParts:
         return own if self.nodes is None else SharedParts(own=own, nodes=self.nodes)
 
     def serving(self, guarded: ASGIApp, app: ServedApp) -> ASGIApp:
         if self.nodes is None:
             return guarded
-        return AllServers(guarded, self.nodes, metrics=app.metrics, refuse=app.refuse)
+        return AllServers(guarded, self.nodes, rows(self.parts), metrics=app.metrics, refuse=app.refuse)

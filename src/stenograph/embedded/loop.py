@@ -32,7 +32,7 @@ Emit = Callable[[Sequence[Sampled | Failed]], None]
 """Takes events in order, on the thread that steps, at most once a step and once before it; it may call the loop."""
 
 
-class Core(Protocol):
+class SteppedCore(Protocol):
     """The engine as its loop drives it, from one thread. Its `wake`, where it has one, is the loop's."""
 
     @property
@@ -213,7 +213,7 @@ class EngineLoop:
 
     # -- its life
 
-    def run(self, core: Core) -> None:
+    def run(self, core: SteppedCore) -> None:
         """Step `core` on this thread until `close`. An exception of the core ends every request.
 
         Raises RuntimeError where `run` or `start` was called before.
@@ -221,7 +221,7 @@ class EngineLoop:
         self._begin(None)
         self._run(core)
 
-    def start(self, core: Core) -> None:
+    def start(self, core: SteppedCore) -> None:
         """`run` on a thread of its own, which `close` waits for."""
         thread = threading.Thread(target=self._run, args=(core,), name="engine-loop", daemon=True)
         self._begin(thread)
@@ -279,7 +279,7 @@ class EngineLoop:
 
     # -- on the thread that steps
 
-    def _run(self, core: Core) -> None:
+    def _run(self, core: SteppedCore) -> None:
         kind, message = FailureKind.INTERNAL, "The engine failed; nothing of the request was kept."
         try:
             self._step_until_closed(core)
@@ -290,14 +290,14 @@ class EngineLoop:
         finally:
             self._end_all(kind, message)
 
-    def _step_until_closed(self, core: Core) -> None:
+    def _step_until_closed(self, core: SteppedCore) -> None:
         while self._take(core):
             if core.has_work:
                 for event in core.step():
                     self._say(core, event)
                 self._flush()
 
-    def _take(self, core: Core) -> bool:
+    def _take(self, core: SteppedCore) -> bool:
         """Wait if there is nothing to step, then handle the messages in the inbox; False if the loop is closed.
 
         Messages that arrive meanwhile wait for the next step, so a flood of requests delays no step.
@@ -311,14 +311,14 @@ class EngineLoop:
         self._flush()
         return not self._closed
 
-    def _do(self, core: Core, message: _Message) -> None:
+    def _do(self, core: SteppedCore, message: _Message) -> None:
         if isinstance(message, _Arrived | _Abort):
             if (event := self._obey(core, message)) is not None:
                 self._say(core, event)
         elif message is not None:
             message()
 
-    def _obey(self, core: Core, message: _Arrived | _Abort) -> Sampled | Failed | None:
+    def _obey(self, core: SteppedCore, message: _Arrived | _Abort) -> Sampled | Failed | None:
         if isinstance(message, _Arrived):
             return self._join(core, message)
         request = self._arriving.get(message.request_id)
@@ -327,7 +327,7 @@ class EngineLoop:
         self._workers.drop(request)
         return Sampled(request_id=request.request_id, chunk=_aborted(request.times.submitted, self._clock.monotonic()))
 
-    def _join(self, core: Core, arrived: _Arrived) -> Failed | None:
+    def _join(self, core: SteppedCore, arrived: _Arrived) -> Failed | None:
         """Hand a request to the core, unless it has ended meanwhile. Returns the event if that ends it."""
         request, tokenized = arrived.request, arrived.tokenized
         request_id = request.request_id
@@ -355,7 +355,7 @@ class EngineLoop:
                 self._in_core[request_id] = self._arriving.pop(request_id)
         return failed
 
-    def _say(self, core: Core, event: Sampled | Failed) -> None:
+    def _say(self, core: SteppedCore, event: Sampled | Failed) -> None:
         """Queue an event. A final one ends its request at once, so that no later message ends it again."""
         if isinstance(event, Failed) or event.chunk.finish is not None:
             self._end(event.request_id, core.pop_times(event.request_id))

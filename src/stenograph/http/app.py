@@ -23,7 +23,7 @@ from stenograph.engine.base import Engine
 from stenograph.engine.settings import EngineKind
 from stenograph.families.load import check_renderer, load_renderer
 from stenograph.http.auth import Doorman
-from stenograph.http.control_routes import LATE_ROUTES, ControlRoutes
+from stenograph.http.control_routes import ControlRoutes
 from stenograph.http.count_route import CountRoute
 from stenograph.http.create_route import CreateRoute
 from stenograph.http.dialects import spoken_by
@@ -33,12 +33,12 @@ from stenograph.http.listen import url_of
 from stenograph.http.metric_table import STORE_METRICS, Serving
 from stenograph.http.metrics import Metrics
 from stenograph.http.mounts import App
+from stenograph.http.part import Core, Part
 from stenograph.http.processes import Processes
 from stenograph.http.rule_files import check_files, side_rules_of
 from stenograph.http.server import run_uvicorn
 from stenograph.http.settings import Settings
 from stenograph.http.storage import held_folder, model_mark
-from stenograph.http.tracing import RouteTracing
 from stenograph.http.turn_route import TurnRoute
 from stenograph.http.weight_metrics import WEIGHT_METRICS
 from stenograph.model.fetch import resolve_model
@@ -54,7 +54,6 @@ from stenograph.session.keyed_openings import KeyedOpenings
 from stenograph.session.manager import SessionManager
 from stenograph.session.services import TurnServices
 from stenograph.session.storage import SessionStorage
-from stenograph.session.weight_sync import WeightSync
 from stenograph.session.weights import Weights
 from stenograph.store.base import SessionStore
 from stenograph.store.folder import DataFolder
@@ -65,7 +64,6 @@ from stenograph.trajectory.matching import load_matcher
 log = logging.getLogger(__name__)
 
 OPENAPI = "stenograph.http.openapi.document:document_of"
-TRACING = "stenograph.http.traces.tracing:opened_tracing"
 
 
 def make_renderer(
@@ -127,12 +125,13 @@ def make_app(
     store: SessionStore | None = None,
     mark: ModelMark | None = None,
     processes: Processes | None = None,
+    parts: tuple[Part, ...] = (),
 ) -> tuple[App, SessionManager]:
     """The application around an engine, and the manager that has to be drained at its end. Raises StartupError.
 
     `spoken` is what it speaks with clients; None: what the settings say.
     Sessions are kept in `store`, by the `mark` of the model; None: in memory alone. `processes` None: the server
-    has one.
+    has one. `parts` are what it has beside the core.
     """
     processes = processes or Processes()
     metrics, share, body_slots = Metrics(), LoopShare(), body_slots or BodySlots(settings.body_slots)
@@ -141,54 +140,37 @@ def make_app(
     manager = _make_manager(settings, services, metrics, store, mark or ModelMark(name=model), processes)
     doorman = Doorman(api_keys=settings.api_key, manager=manager, admin_keys=settings.admin_key)
     processes.find_others(settings, manager, metrics)
+    metrics.show(WEIGHT_METRICS, services.weights)
     openings = KeyedOpenings(manager, processes.opened_elsewhere(has_store=store is not None))
-    sync = WeightSync(engine, services.weights, lambda: manager.abort(None), processes.followers)
-    metrics.show(WEIGHT_METRICS, sync)
-    late = cache(
-        lambda: entry(LATE_ROUTES)(
-            *(settings, services, doorman, metrics, sync),
-            spoken=spoken,
-            model=model,
-            moe_shape=moe_shape,
-            processes=processes,
-        )
-    )
-    control = ControlRoutes(
-        create=CreateRoute.of(settings, services, openings, doorman),
-        late=late,
+    core = Core(
+        settings=settings,
         services=services,
         doorman=doorman,
         metrics=metrics,
-        body_slots=body_slots,
+        processes=processes,
+        spoken=spoken,
         model=model,
-        started_at=int(clock.wall()),
-        instance_id=processes.instance_id,
-        max_body_bytes=settings.max_body_bytes,
-        proxy_allow=settings.proxy_allow,
-        timeout_s=settings.request_timeout_s,
-        holds_responses=spoken.held is not None,
-        openapi=cache(lambda: entry(OPENAPI)(settings, services)),
-        refuse=refusal_of(settings.compat),
+        moe_shape=moe_shape,
+        parts=parts,
     )
-    turns = _turn_routes(settings, spoken, services, doorman=doorman, metrics=metrics, body_slots=body_slots)
+    control = ControlRoutes(
+        core=core,
+        create=CreateRoute.of(settings, services, openings, doorman),
+        body_slots=body_slots,
+        started_at=int(clock.wall()),
+        openapi=cache(lambda: entry(OPENAPI)(core)),
+    )
+    tracing = next((part.tracing for part in parts if part.tracing and part.is_wanted(settings)), None)
     app = App(
-        turns=turns,
+        turns=_turn_routes(settings, spoken, services, doorman=doorman, metrics=metrics, body_slots=body_slots),
         control=control.app(),
         metrics=metrics,
         refuse=refusal_of(settings.compat),
         nodes=processes.nodes,
-        tracing=_tracing(settings, engine, clock, metrics),
+        tracing=None if tracing is None else entry(tracing)(core),
     )
-    processes.wire(app, openings=openings, late=late)
+    processes.wire(app, core, openings)
     return app, manager
-
-
-def _tracing(settings: Settings, engine: Engine, clock: Clock, metrics: Metrics) -> RouteTracing | None:
-    """The maker of traces, where they are wanted. Raises StartupError as `opened_tracing` does."""
-    if settings.otlp_endpoint is None:
-        return None
-    opened: RouteTracing = entry(TRACING)(settings.otlp_endpoint, engine=engine, clock=clock, metrics=metrics)
-    return opened
 
 
 def _turn_routes(
@@ -319,12 +301,13 @@ async def serve(
     *,
     announce: Callable[[str], None],
     progress: Progress,
+    parts: tuple[Part, ...],
     processes: Processes | None = None,
 ) -> signal.Signals | None:
     """Run the server until SIGTERM or SIGINT, and return which it was; raises StorageLost if its store has failed.
 
-    `announce` gets one line when it is ready, `progress` long work before. `processes` None: the server has one.
-    Raises StartupError if it does not start.
+    `announce` gets one line when it is ready, `progress` long work before. `parts` are what it has beside the
+    core. `processes` None: the server has one. Raises StartupError if it does not start.
     """
     clock = SystemClock()
     check_files(settings)
@@ -334,7 +317,7 @@ async def serve(
             return await asyncio.to_thread(load_model, settings, clock, progress)
 
         alone = processes or Processes()
-        return await serve_on(listener, settings, loaded, folder, alone, clock=clock, announce=announce)
+        return await serve_on(listener, settings, loaded, folder, alone, clock=clock, announce=announce, parts=parts)
 
 
 async def serve_on(
@@ -346,6 +329,7 @@ async def serve_on(
     *,
     clock: Clock,
     announce: Callable[[str], None],
+    parts: tuple[Part, ...],
 ) -> signal.Signals | None:
     """Serve until a signal comes, and return it; raises StorageLost if the store of `folder` has failed."""
     failed = asyncio.Event()
@@ -353,7 +337,7 @@ async def serve_on(
     async with processes.opened_store(settings, folder, address=address, on_failed=lambda _: failed.set()) as store:
         try:
             args = (listener, settings, await loaded(), store, failed, processes)
-            ended_by = await _serve_model(*args, clock=clock, announce=announce)
+            ended_by = await _serve_model(*args, clock=clock, announce=announce, parts=parts)
         finally:
             await processes.aclose()
         if failed.is_set() and store is not None and store.failure is not None:
@@ -371,6 +355,7 @@ async def _serve_model(
     *,
     clock: Clock,
     announce: Callable[[str], None],
+    parts: tuple[Part, ...],
 ) -> signal.Signals | None:
     """Serve a model until a signal comes or `failed` is set."""
     files, renderer = loaded.files, loaded.renderer
@@ -399,6 +384,7 @@ async def _serve_model(
             store=store,
             mark=model_mark(files),
             processes=processes,
+            parts=parts,
         )
         await start_engine(engine, manager)
         lag = LoopLag(app.metrics.loop_lagged, name_culprits=settings.loop_watchdog is Switch.ON)

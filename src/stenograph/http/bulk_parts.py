@@ -38,7 +38,7 @@ _TOKENS_PER_BYTE = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class OneAnswer:
     """One session's part of an answer. `revision` differs after each turn that the session commits; None: the session
     failed, and the part is its error."""
 
@@ -53,7 +53,7 @@ class SessionParts(Protocol):
         """The ids of those that pass, oldest first. Raises WorkerUnavailable where the rest of them is lost."""
         ...
 
-    def part(self, session_id: str, wire: BulkSamplesRequest) -> AbstractAsyncContextManager[Part]:
+    def part(self, session_id: str, wire: BulkSamplesRequest) -> AbstractAsyncContextManager[OneAnswer]:
         """A session's part. Its pieces raise WorkerUnavailable where the rest of them is lost."""
         ...
 
@@ -102,25 +102,27 @@ class OwnParts:
             yield created_at(session), id_of(session)
 
     @asynccontextmanager
-    async def part(self, session_id: str, wire: BulkSamplesRequest) -> AsyncGenerator[Part, None]:
+    async def part(self, session_id: str, wire: BulkSamplesRequest) -> AsyncGenerator[OneAnswer, None]:
         part = await self.made(session_id, wire)
         async with aclosing(part.pieces):
             yield part
 
-    async def made(self, session_id: str, wire: BulkSamplesRequest) -> Part:
+    async def made(self, session_id: str, wire: BulkSamplesRequest) -> OneAnswer:
         """A session's part; whoever takes it closes its pieces."""
         try:
             return await (self._rows if wire.format == "arrow" else self._frame)(session_id, wire)
         except StenographError as error:
             return self.failed(session_id, wire, error)
 
-    def failed(self, session_id: str, wire: BulkSamplesRequest, error: StenographError) -> Part:
+    def failed(self, session_id: str, wire: BulkSamplesRequest, error: StenographError) -> OneAnswer:
         """The part of a session that has no samples because of an error."""
         count_error(self.sessions.metrics, error)
         if wire.format == "arrow":
-            return Part(None, _all_of(bulk_arrow().failed(session_id, code=error.code, message=str(error))))
+            return OneAnswer(None, _all_of(bulk_arrow().failed(session_id, code=error.code, message=str(error))))
         facts = {"code": error.code, "status": error.status, "message": str(error)}
-        return Part(None, _all_of(sized(msgspec.json.encode({"session_id": session_id, "error": facts})), sized(b"")))
+        return OneAnswer(
+            None, _all_of(sized(msgspec.json.encode({"session_id": session_id, "error": facts})), sized(b""))
+        )
 
     async def delete(self, session_id: str, revision: str) -> bool:
         return await delete_as_it_was(self.sessions.manager, session_id, revision)
@@ -142,7 +144,7 @@ class OwnParts:
             work, num_bytes=_BYTES_PER_TURN * len(facts.nodes) + num_tokens // _TOKENS_PER_BYTE
         )
 
-    async def _frame(self, session_id: str, wire: BulkSamplesRequest) -> Part:
+    async def _frame(self, session_id: str, wire: BulkSamplesRequest) -> OneAnswer:
         """A head and a payload, each behind its size: whole before the first byte leaves, which an error must not
         follow. Raises StenographError."""
         session = await self.sessions.manager.sessions.look(session_id)
@@ -159,9 +161,9 @@ class OwnParts:
                 yield piece
             self.sessions.manager.sessions.note_trained(session, made.num_trained)
 
-        return Part(revision, sent())
+        return OneAnswer(revision, sent())
 
-    async def _rows(self, session_id: str, wire: BulkSamplesRequest) -> Part:
+    async def _rows(self, session_id: str, wire: BulkSamplesRequest) -> OneAnswer:
         """A row for each sample; a session without samples has one with its reason alone. Raises StenographError."""
         session = await self.sessions.manager.sessions.look(session_id)
         revision = revision_of(session)
@@ -173,7 +175,7 @@ class OwnParts:
                 yield row
             self.sessions.manager.sessions.note_trained(session, made.num_trained)
 
-        return Part(revision, sent())
+        return OneAnswer(revision, sent())
 
 
 def sized(content: bytes) -> bytes:

@@ -38,6 +38,8 @@ from stenograph.export.group_rollouts import RolloutFacts
 from stenograph.export.lines import leaves
 from stenograph.http.bulk_parts import Pieces, SessionParts
 from stenograph.http.console_page import console_file, console_page
+from stenograph.http.now_board import NowBoard
+from stenograph.http.part import Core
 from stenograph.http.processes import Moments
 from stenograph.http.route import STORED, TEXT, Needs, Schema, in_json, one_answer, parameter, route
 from stenograph.http.session_routes import SessionRoutes, check_query, number_of
@@ -94,6 +96,12 @@ class _SessionLook:
         return self.lines[leaf.id]
 
 
+def console_groups(core: Core) -> Sequence[object]:
+    """The object whose class has the rows."""
+    moments = core.processes.moments(NowBoard(core))
+    return (ConsoleRoutes(sessions=core.sessions, parts=core.all_parts, moments=moments),)
+
+
 @dataclass(slots=True, kw_only=True)
 class ConsoleRoutes:
     """The console of one server."""
@@ -138,6 +146,7 @@ class ConsoleRoutes:
             "The moment; where the client accepts `text/event-stream`, one each second.",
             {**in_json(ConsoleNow), EVENTS_TYPE: {"schema": TEXT}},
         ),
+        shapes=(ConsoleNow,),
         errors=(InvalidRequest,),
     )
     async def now(self, request: Request) -> Response:

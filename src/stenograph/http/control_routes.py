@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypedDict, TypeVar
+from functools import partial
+from typing import Literal, TypedDict, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -21,14 +22,13 @@ from stenograph.core.errors import (
 )
 from stenograph.core.json_types import Count, Hex32, TokenIds
 from stenograph.core.loaded import entry
-from stenograph.dialects.base import Refuse
+from stenograph.dialects.common.errors import refusal_of
 from stenograph.dialects.sessions import Detokenize, Tokenize, decode_detokenize, decode_tokenize
 from stenograph.engine.base import EngineState
-from stenograph.http.auth import Doorman
 from stenograph.http.binding import LaterRoutes, bound
 from stenograph.http.create_route import CreateRoute
 from stenograph.http.front_page import FrontPage, front_page
-from stenograph.http.metrics import Metrics
+from stenograph.http.part import Core, Part
 from stenograph.http.proxy_route import PROXY_METHODS, ProxyRoute
 from stenograph.http.route import (
     JSON,
@@ -47,12 +47,10 @@ from stenograph.http.route import (
 from stenograph.http.wire import ClientGone, count_error, json_in_pieces, json_response, read_json
 from stenograph.offload.body_slots import LARGE_BODY_BYTES, BodySlots
 from stenograph.offload.pool import INLINE_BELOW_BYTES
-from stenograph.session.services import TurnServices
 
 T = TypeVar("T")
 
-CONSOLE = "stenograph.http.console_routes:ConsoleRoutes"
-LATE_ROUTES = "stenograph.http.late_routes:LateRoutes"
+LATE_GROUPS = "stenograph.http.late_routes:late_groups"
 
 
 class Health(TypedDict):
@@ -114,45 +112,23 @@ class Text(TypedDict):
     prompt: str
 
 
-class GroupsOfRoutes(Protocol):
-    """The routes that a chat needs none of."""
-
-    def groups(self) -> Sequence[object]:
-        """The objects whose classes have the rows, but for the console's."""
-        ...
-
-    def console(self) -> object:
-        """The console, which has rows too."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlRoutes:
     """The routes of one server. Methods are endpoints; `app` binds them and those of sessions to paths. `openapi` makes
     its document, once."""
 
+    core: Core
     create: CreateRoute
-    late: Callable[[], GroupsOfRoutes]
-    services: TurnServices
-    doorman: Doorman
-    metrics: Metrics
     body_slots: BodySlots
-    model: str
     started_at: int
-    instance_id: str
-    max_body_bytes: int
-    proxy_allow: tuple[str, ...]
-    timeout_s: float
-    holds_responses: bool
     openapi: Callable[[], bytes]
-    refuse: Refuse
 
     def app(self) -> Starlette:
         """The Starlette application."""
         app = Starlette(
             routes=[
-                *bound((self, self.create), self.doorman),
-                LaterRoutes("/console", self._console),
+                *bound((self, self.create), self.core.doorman),
+                *(LaterRoutes(part.below, partial(self._routes_of, part)) for part in self.core.parts if part.below),
                 LaterRoutes("", self._late_routes),
             ],
             exception_handlers={
@@ -165,19 +141,22 @@ class ControlRoutes:
         app.router.redirect_slashes = False  # a redirect is no answer in our shape
         return app
 
-    async def _console(self) -> Sequence[StarletteRoute]:
-        """The console's routes. It is imported on a thread."""
-        await asyncio.to_thread(entry, CONSOLE)
-        return bound((self.late().console(),), self.doorman)
+    async def _routes_of(self, part: Part) -> Sequence[StarletteRoute]:
+        """The routes of a part that has a path of its own. It is imported on a thread."""
+        await asyncio.to_thread(entry, part.groups)
+        return bound(self.core.groups_of(part), self.core.doorman)
 
     async def _late_routes(self) -> Sequence[StarletteRoute]:
-        """Every route but the console's, so that they know each other's methods, and behind them the proxy. What is
-        late is imported on a thread, and not the pool's: an abort would wait for the turns that are rendered."""
-        await asyncio.to_thread(entry, LATE_ROUTES)
-        groups = (self, self.create, *self.late().groups())
+        """Every other route, so that they know each other's methods, and behind them the proxy. What is late is
+        imported on a thread, and not the pool's: an abort would wait for the turns that are rendered."""
+        parts = [part for part in self.core.parts if part.groups and not part.below]
+        for name in (LATE_GROUPS, *(part.groups for part in parts)):
+            await asyncio.to_thread(entry, name)
+        late = (entry(LATE_GROUPS)(self.core), *map(self.core.groups_of, parts))
+        groups = (self, self.create, *(group for groups in late for group in groups))
         proxy = self._proxy(session_paths(row for group in groups for row, _ in rows_of(type(group))))
         return (
-            *bound(groups, self.doorman),
+            *bound(groups, self.core.doorman),
             StarletteRoute("/sessions/{id}/{path:path}", proxy.of_session, methods=PROXY_METHODS),
             StarletteRoute("/v1/{path:path}", proxy.of_server, methods=PROXY_METHODS),
         )
@@ -185,19 +164,19 @@ class ControlRoutes:
     def _proxy(self, own_paths: Mapping[str, Collection[str]]) -> ProxyRoute:
         """The route of what is passed on to the engine, and of what this server answers in its place."""
         return ProxyRoute(
-            manager=self.doorman.manager,
-            doorman=self.doorman,
-            engine=self.services.engine,
-            allowed=self.proxy_allow,
+            manager=self.core.manager,
+            doorman=self.core.doorman,
+            engine=self.core.services.engine,
+            allowed=self.core.settings.proxy_allow,
             own_paths=own_paths,
             local={
                 ("GET", "v1/models"): self._models,
                 ("POST", "tokenize"): self._tokenize,
                 ("POST", "detokenize"): self._detokenize,
             },
-            max_body_bytes=self.max_body_bytes,
-            timeout_s=self.timeout_s,
-            holds_responses=self.holds_responses,
+            max_body_bytes=self.core.settings.max_body_bytes,
+            timeout_s=self.core.settings.request_timeout_s,
+            holds_responses=self.core.spoken.held is not None,
         )
 
     @route(
@@ -221,7 +200,7 @@ class ControlRoutes:
         needs=Needs.NOTHING,
     )
     async def _health(self, request: Request) -> Response:
-        instance_id = self.instance_id
+        instance_id = self.core.processes.instance_id
         health: Health = {"status": "ok", "instance_id": instance_id, "session_server_instance_id": instance_id}
         return json_response(health)
 
@@ -235,10 +214,10 @@ class ControlRoutes:
         who=All(merge="stenograph.http.merging:readiness", ask=Asking.READINESS),
     )
     async def _ready(self, request: Request) -> Response:
-        storage = self.doorman.manager.sessions.storage
+        storage = self.core.manager.sessions.storage
         is_writable = storage is None or storage.store.failure is None
-        paused = self.services.weights.is_held
-        ready = is_writable and not paused and self.services.engine.health().state is EngineState.READY
+        paused = self.core.services.weights.is_held
+        ready = is_writable and not paused and self.core.services.engine.health().state is EngineState.READY
         engines: list[WireEngineStatus] = [
             {
                 "engine": status.engine,
@@ -247,7 +226,7 @@ class ControlRoutes:
                 "detail": status.health.detail or status.note,
                 "num_running": status.num_running,
             }
-            for status in self.services.engine.statuses()
+            for status in self.core.services.engine.statuses()
         ]
         readiness: Readiness = {"ready": ready, "paused": paused, "engines": engines}
         return json_response(readiness, status=200 if ready else 503)
@@ -262,7 +241,9 @@ class ControlRoutes:
     )
     async def _metrics(self, request: Request) -> Response:
         # Writing it out takes milliseconds, and no session's state.
-        body, content_type = await self.services.pool.run(self.metrics.exposition, num_bytes=INLINE_BELOW_BYTES)
+        body, content_type = await self.core.services.pool.run(
+            self.core.metrics.exposition, num_bytes=INLINE_BELOW_BYTES
+        )
         return Response(body, headers={"content-type": content_type})
 
     @route(
@@ -274,7 +255,7 @@ class ControlRoutes:
     )
     async def _openapi(self, request: Request) -> Response:
         # The first time, it is made.
-        body = await self.services.pool.run(self.openapi, num_bytes=INLINE_BELOW_BYTES)
+        body = await self.core.services.pool.run(self.openapi, num_bytes=INLINE_BELOW_BYTES)
         return Response(body, media_type="application/json")
 
     @route(
@@ -288,13 +269,13 @@ class ControlRoutes:
     )
     async def _models(self, request: Request) -> Response:
         if "id" not in request.path_params:
-            await self.doorman.session_of(request.scope, wakes=False)  # 404 for a header that names none
+            await self.core.doorman.session_of(request.scope, wakes=False)  # 404 for a header that names none
         model: Model = {
-            "id": self.model,
+            "id": self.core.model,
             "object": "model",
             "created": self.started_at,
             "owned_by": "stenograph",
-            "max_model_len": self.services.engine.capabilities.max_context_tokens,
+            "max_model_len": self.core.services.engine.capabilities.max_context_tokens,
         }
         models: ModelList = {"object": "list", "data": [model]}
         return json_response(models)
@@ -309,11 +290,11 @@ class ControlRoutes:
     )
     async def _tokenize(self, request: Request) -> Response:
         wire = await self._decoded(request, decode_tokenize)
-        encode = self.services.renderer.tokenizer.encode
-        ids = await self.services.pool.run(lambda: encode(wire.prompt), num_bytes=len(wire.prompt))
-        limit = self.services.engine.capabilities.max_context_tokens
+        encode = self.core.services.renderer.tokenizer.encode
+        ids = await self.core.services.pool.run(lambda: encode(wire.prompt), num_bytes=len(wire.prompt))
+        limit = self.core.services.engine.capabilities.max_context_tokens
         tokens: Tokens = {"count": len(ids), "max_model_len": limit, "tokens": ids}
-        return json_in_pieces(self.services.share, tokens)
+        return json_in_pieces(self.core.services.share, tokens)
 
     @route(
         "POST /detokenize",
@@ -324,25 +305,25 @@ class ControlRoutes:
         errors=(TokenizationFailed,),
     )
     async def _detokenize(self, request: Request) -> Response:
-        tokenizer = self.services.renderer.tokenizer
+        tokenizer = self.core.services.renderer.tokenizer
         ids = await self._decoded(request, lambda body: decode_detokenize(body, vocab_size=tokenizer.vocab_size))
-        text = await self.services.pool.run(lambda: tokenizer.decode(ids), num_bytes=ids.itemsize * len(ids))
+        text = await self.core.services.pool.run(lambda: tokenizer.decode(ids), num_bytes=ids.itemsize * len(ids))
         body: Text = {"prompt": text}
-        return json_in_pieces(self.services.share, body)
+        return json_in_pieces(self.core.services.share, body)
 
     async def _decoded(self, request: Request, decode: Callable[[bytes], T]) -> T:
         """The request's body, decoded on a worker if it is large, one at a time."""
         body = await read_json(
-            request.scope, request.receive, max_bytes=self.max_body_bytes, body_slots=self.body_slots
+            request.scope, request.receive, max_bytes=self.core.settings.max_body_bytes, body_slots=self.body_slots
         )
         if len(body) < LARGE_BODY_BYTES:
             return decode(body)
         async with self.body_slots.decoding():
-            return await self.services.pool.run(lambda: decode(body), num_bytes=len(body))
+            return await self.core.services.pool.run(lambda: decode(body), num_bytes=len(body))
 
     def _error_response(self, error: StenographError) -> Response:
-        count_error(self.metrics, error)
-        refusal = self.refuse(error)
+        count_error(self.core.metrics, error)
+        refusal = refusal_of(self.core.settings.compat)(error)
         return Response(refusal.content, status_code=refusal.status, headers=dict(refusal.headers))
 
     async def _answer_error(self, request: Request, error: Exception) -> Response:

@@ -10,20 +10,19 @@ import os
 import re
 from collections.abc import Awaitable, Sequence
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from stenograph.core.errors import Forbidden, MethodNotAllowed, StenographError, UpgradeRequired
-from stenograph.dialects.base import Refusal, Refuse
+from stenograph.dialects.base import CountDialect, Dialect, Refusal, Refuse
 from stenograph.http.count_route import CountRoute
 from stenograph.http.metrics import Metrics
 from stenograph.http.processes import OtherServers
 from stenograph.http.proxy_route import PROXY_METHODS
 from stenograph.http.settings import Settings
-from stenograph.http.tracing import DialectRoute, RouteTracing
 from stenograph.http.turn_route import OUR_HEADERS, RequestPath, TurnRoute
 from stenograph.http.wire import count_error, header_value, send_refusal
 
@@ -93,6 +92,31 @@ class WebGuard:
         error = Forbidden(message)
         count_error(self._metrics, error)
         return send_refusal(send, self._refuse(error))
+
+
+class DialectRoute(Protocol):
+    """The requests of one dialect."""
+
+    @property
+    def dialect(self) -> Dialect | CountDialect:
+        """Its requests and replies, and their paths."""
+        ...
+
+    def handle(self, scope: Scope, receive: Receive, send: Send, path: RequestPath, /) -> Awaitable[None]:
+        """Serve one request, which came to `path`."""
+        ...
+
+
+class RouteTracing(Protocol):
+    """Makes traces of requests: routes in place of the core's own."""
+
+    def routes(self, turns: Sequence[TurnRoute | CountRoute]) -> Sequence[DialectRoute]:
+        """Routes, of which those that make turns have traces."""
+        ...
+
+    async def aclose(self) -> None:
+        """Send the spans that wait, for as long as a stop may take."""
+        ...
 
 
 class App:

@@ -10,7 +10,6 @@ import msgspec
 
 from stenograph import __version__
 from stenograph.console.now import ConsoleNow, Counts, NowEngine, Readings, running_requests
-from stenograph.engine.base import Engine
 from stenograph.http.metric_table import (
     COMPLETION_TOKENS,
     ERRORS,
@@ -20,8 +19,7 @@ from stenograph.http.metric_table import (
     TURNS,
     WASTED_TOKENS,
 )
-from stenograph.http.session_routes import SessionRoutes
-from stenograph.session.weights import Weights
+from stenograph.http.part import Core
 
 EVERY_S = 1.0
 """Between two moments of a stream."""
@@ -32,12 +30,8 @@ FRESH_S = 0.5
 class NowBoard:
     """This process at this moment."""
 
-    def __init__(self, sessions: SessionRoutes, engine: Engine, weights: Weights, model: str, instance_id: str) -> None:
-        self._sessions = sessions
-        self._engine = engine
-        self._weights = weights
-        self._model = model
-        self._instance_id = instance_id
+    def __init__(self, core: Core) -> None:
+        self._core = core
         self._readings = Readings()
         self._last: tuple[float, bytes] | None = None
 
@@ -47,11 +41,11 @@ class NowBoard:
     @property
     def is_draining(self) -> bool:
         """Whether the server is shutting down."""
-        return self._sessions.manager.sessions.is_draining
+        return self._core.manager.sessions.is_draining
 
     def read(self) -> bytes:
         """The moment as JSON, or that of half a second ago."""
-        now_s = self._sessions.manager.sessions.clock.monotonic()
+        now_s = self._core.manager.sessions.clock.monotonic()
         if self._last is None or now_s - self._last[0] >= FRESH_S:
             self._last = (now_s, msgspec.json.encode(self._read(now_s)))
         return self._last[1]
@@ -65,12 +59,7 @@ class NowBoard:
             await asyncio.sleep(EVERY_S)
 
     def _read(self, now_s: float) -> ConsoleNow:
-        manager, metrics, readings, weights = (
-            self._sessions.manager,
-            self._sessions.metrics,
-            self._readings,
-            self._weights,
-        )
+        manager, metrics, readings = self._core.manager, self._core.metrics, self._readings
         counts = Counts(
             at_s=now_s,
             turns=metrics.count_of(TURNS),
@@ -83,8 +72,8 @@ class NowBoard:
         return {
             "at": manager.sessions.clock.wall(),
             "version": __version__,
-            "model": self._model,
-            "instance_id": self._instance_id,
+            "model": self._core.model,
+            "instance_id": self._core.processes.instance_id,
             "workers": 1,
             "workers_away": 0,
             "num_sessions": manager.sessions.num_sessions,
@@ -103,9 +92,9 @@ class NowBoard:
             "ttft": readings.quantiles(lambda one: one.ttfts, TTFT.bounds),
             "engines": self._engines(),
             "weights": {
-                "version": weights.version,
-                "paused": weights.is_held,
-                "changing": weights.is_changing,
+                "version": manager.weights.version,
+                "paused": manager.weights.is_held,
+                "changing": manager.weights.is_changing,
             },
         }
 
@@ -118,5 +107,5 @@ class NowBoard:
                 "detail": status.health.detail or status.note,
                 "num_running": status.num_running,
             }
-            for status in self._engine.statuses()
+            for status in self._core.services.engine.statuses()
         ]

@@ -4,7 +4,7 @@ on one database. `Processes` is a process that serves alone; a server of several
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -21,14 +21,14 @@ from stenograph.http.settings import Settings
 from stenograph.session.admission import Capacity, Limits
 from stenograph.session.keyed_openings import KeyedOpenings, OpenedElsewhere
 from stenograph.session.manager import SessionManager
-from stenograph.session.weight_sync import Followers, WeightSync
+from stenograph.session.weights import Followers, SyncState, Weights
 from stenograph.store.base import SessionStore
 from stenograph.store.files import open_files
 from stenograph.store.folder import DataFolder
 
-if TYPE_CHECKING:  # of routes that are loaded late
+if TYPE_CHECKING:  # made of this
     from stenograph.http.bulk_parts import OwnParts, SessionParts
-    from stenograph.http.engine_routes import EngineRoutes
+    from stenograph.http.part import Core
 
 RefuseAt = Callable[[str, StenographError], Refusal]
 """The error of a request that came to a path."""
@@ -87,24 +87,29 @@ class ServedApp(Protocol):
     def refuse_at(self, path: str, error: StenographError) -> Refusal: ...
 
 
-class LateParts(Protocol):
-    """The late routes, for whoever answers other processes by them."""
+class SharedWeights(Protocol):
+    """The weights of this process, for those that it follows."""
 
     @property
-    def own_parts(self) -> "OwnParts":
-        """The sessions of this process."""
+    def weights(self) -> Weights:
+        """As turns see them."""
         ...
 
-    @property
-    def board(self) -> Board:
-        """This process at this moment."""
+    def follow(self, state: SyncState) -> None:
+        """Take over a state."""
         ...
 
-    @property
-    def sync(self) -> WeightSync: ...
+    def abort_all(self) -> Awaitable[int]:
+        """End every turn here with what it has."""
+        ...
 
-    @property
-    def engines(self) -> "EngineRoutes": ...
+
+class SharedEngines(Protocol):
+    """The engines of this process."""
+
+    async def follow(self, addresses: Sequence[str]) -> None:
+        """Use those at these addresses; return when the turns at those that leave have ended. Raises StartupError."""
+        ...
 
 
 class Processes:
@@ -174,7 +179,10 @@ class Processes:
         """The moments of all processes; `board` has its own."""
         return board
 
-    def wire(self, app: ServedApp, *, openings: KeyedOpenings, late: Callable[[], LateParts]) -> None:
+    def share_weights(self, sync: SharedWeights, engines: SharedEngines) -> None:
+        """Have the weights and the engines of this process follow those of the others, and those theirs."""
+
+    def wire(self, app: ServedApp, core: "Core", openings: KeyedOpenings) -> None:
         """Take what it serves to clients, and to the other processes."""
 
     def serving(self, guarded: ASGIApp, app: ServedApp) -> ASGIApp:

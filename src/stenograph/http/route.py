@@ -90,9 +90,9 @@ class Route:
     """One method of one path, which is spelled as Starlette binds it. `body` and `reply` are the types of a request
     and of its 200 in JSON.
 
-    `answers` are further ones without an error, by status; `links` the operations that a reply's `session_id` leads
-    to. `errors` and `parameters` leave out those that follow from the path and from a body in JSON. `error_body` is the
-    shape of its errors.
+    `answers` are further ones without an error, by status, and `shapes` the types that they name; `links` the
+    operations that a reply's `session_id` leads to. `errors` and `parameters` leave out those that
+    follow from the path and from a body in JSON. `error_body` is the shape of its errors.
     """
 
     method: str
@@ -102,6 +102,7 @@ class Route:
     reply: type | None = None
     body: type | None = None
     answers: Mapping[str, Schema] = field(default_factory=dict[str, Schema])
+    shapes: tuple[type, ...] = ()
     links: tuple[str, ...] = ()
     errors: Errors = ()
     parameters: tuple[Schema, ...] = ()

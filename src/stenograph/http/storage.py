@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Container
+from collections.abc import AsyncGenerator, Container, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from starlette.responses import Response
 from stenograph.core.errors import Forbidden, InvalidRequest, RouteNotFound, StorageUnavailable
 from stenograph.core.json_types import Count
 from stenograph.dialects.sessions import BackupRequest, decode_backup
+from stenograph.http.part import Core
 from stenograph.http.processes import Processes
 from stenograph.http.route import All, Asking, Needs, route
 from stenograph.http.settings import Settings
@@ -77,6 +78,15 @@ class BackupRoute:
             raise InvalidRequest(f"No backup can be written to {wire.path!r}: {problem}.", param="/path") from error
         made: BackedUp = {"file": str(file_of(folder, number)), "bytes": num_bytes}
         return json_response(made)
+
+
+def backup_groups(core: Core) -> Sequence[object]:
+    """The object whose class has the row."""
+    return (
+        BackupRoute(
+            storage=core.manager.sessions.storage, max_body_bytes=core.settings.max_body_bytes, processes=core.processes
+        ),
+    )
 
 
 def _make_empty(folder: Path, others: Container[int]) -> None:

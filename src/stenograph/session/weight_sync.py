@@ -6,12 +6,9 @@ as turns see them are in weights.py. Sessions, ids and histories are not touched
 
 import asyncio
 import dataclasses
-import enum
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -27,31 +24,9 @@ from stenograph.core.weights import (
     WeightCommand,
 )
 from stenograph.engine.base import Engine
-from stenograph.session.weights import SyncState, Weights
+from stenograph.session.weights import Followers, SyncState, UpdateOutcome, Weights
 
 log = logging.getLogger(__name__)
-
-
-class Followers(Protocol):
-    """Takers of a `WeightSync`'s states, whose turns are sampled by the same engines."""
-
-    async def hold(self, state: SyncState) -> int:
-        """Have all take a state in which turns wait; returns how many turns they run. Raises WorkerUnavailable if one
-        does not answer."""
-        ...
-
-    async def follow(self, state: SyncState) -> None:
-        """Have all take a state; one that does not answer takes it when it can."""
-        ...
-
-    async def abort_all(self) -> int:
-        """End every turn with what it has; returns how many there were."""
-        ...
-
-    async def change_engines(self, state: SyncState) -> None:
-        """Have all use the engines of a state; returns when the turns at those that leave have ended. Raises
-        InvalidRequest for one that cannot join."""
-        ...
 
 
 class NoFollowers(Followers):
@@ -68,16 +43,6 @@ class NoFollowers(Followers):
 
     async def change_engines(self, state: SyncState) -> None:
         return
-
-
-class UpdateOutcome(enum.StrEnum):
-    """Outcome of a change of weights."""
-
-    TAKEN = "taken"
-    PARTIAL = "partial"
-    """Some engines took it; the others get no turns until they have it."""
-    REFUSED = "refused"
-    """No engine took it; the weights before go on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +79,6 @@ class WeightSync:
         self._lacking: tuple[str, ...] = ()
         self.last_update: UpdateWeights | None = None
         """The last weights that an engine took from a folder; None if others came later, or none did."""
-        self.outcomes: Counter[UpdateOutcome] = Counter()
 
     def __repr__(self) -> str:
         return f"<WeightSync of {self.weights!r}>"
@@ -282,7 +246,7 @@ class WeightSync:
         outcome = (
             UpdateOutcome.TAKEN if not problems else UpdateOutcome.REFUSED if taken is None else UpdateOutcome.PARTIAL
         )
-        self.outcomes[outcome] += 1
+        self.weights.outcomes[outcome] += 1
         log.log(
             logging.WARNING if problems else logging.INFO,
             "weights %s (version %r, %d turns over the change)%s",

@@ -10,7 +10,9 @@ token can. `num_changes` is odd while a change is under way, so a turn needs to 
 """
 
 import asyncio
+import enum
 import logging
+from collections import Counter
 from typing import Protocol
 
 from msgspec import Struct
@@ -44,6 +46,38 @@ class SyncState(Struct, frozen=True, kw_only=True):
     addresses: tuple[str, ...] = ()
 
 
+class UpdateOutcome(enum.StrEnum):
+    """Outcome of a change of weights."""
+
+    TAKEN = "taken"
+    PARTIAL = "partial"
+    """Some engines took it; the others get no turns until they have it."""
+    REFUSED = "refused"
+    """No engine took it; the weights before go on."""
+
+
+class Followers(Protocol):
+    """Takers of a `WeightSync`'s states, whose turns are sampled by the same engines."""
+
+    async def hold(self, state: SyncState) -> int:
+        """Have all take a state in which turns wait; returns how many turns they run. Raises WorkerUnavailable if one
+        does not answer."""
+        ...
+
+    async def follow(self, state: SyncState) -> None:
+        """Have all take a state; one that does not answer takes it when it can."""
+        ...
+
+    async def abort_all(self) -> int:
+        """End every turn with what it has; returns how many there were."""
+        ...
+
+    async def change_engines(self, state: SyncState) -> None:
+        """Have all use the engines of a state; returns when the turns at those that leave have ended. Raises
+        InvalidRequest for one that cannot join."""
+        ...
+
+
 class Freezable(Protocol):
     """A request whose deadline can stand still."""
 
@@ -73,6 +107,7 @@ class Weights:
         """Changes that an engine took, also those of the state that this one began with."""
         self.num_mixed_turns = 0
         """Turns whose weights changed, and nobody knows for which tokens."""
+        self.outcomes: Counter[UpdateOutcome] = Counter()
         self.runs: set[Freezable] = set()
         self._is_frozen = False
         self._waiting: set[asyncio.Future[None]] = set()

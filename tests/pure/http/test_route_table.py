@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.testclient import TestClient
 
+from stenograph.cli.parts import PARTS
 from stenograph.core.errors import Forbidden, StenographError, Unauthorized
 from stenograph.core.loaded import entry
 from stenograph.http.auth import Doorman, SessionTokens, session_named
@@ -17,7 +18,7 @@ from stenograph.http.response_route import HeldResponses
 from stenograph.http.route import All, Asking, Needs, Route, Who, route, rows_of, session_paths
 from stenograph.http.route_table import GROUPS, rows
 
-TABLE = (*rows(), *(row for row, _ in rows_of(HeldResponses)))
+TABLE = (*rows(PARTS), *(row for row, _ in rows_of(HeldResponses)))
 SESSION = "0123456789abcdef" * 2
 
 
@@ -43,7 +44,7 @@ def test_no_two_rows_are_of_one_route(of: Any) -> None:
 
 
 def test_every_group_has_rows() -> None:
-    assert all(list(rows_of(entry(group))) for group in GROUPS)
+    assert all(list(rows_of(entry(group))) for group in (*GROUPS, *(one for part in PARTS for one in part.routes)))
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)

@@ -31,9 +31,8 @@ from stenograph.dialects.settings import DialectKind
 from stenograph.http.auth import KEY_HEADERS, KEY_QUERY
 from stenograph.http.openapi.routes import operations
 from stenograph.http.openapi.schemas import Described, components
+from stenograph.http.part import Core
 from stenograph.http.route import ANY, ID, JSON, Needs, Route, Schema, in_json, public, ref
-from stenograph.http.settings import Settings
-from stenograph.session.services import TurnServices
 from stenograph.trajectory.matching import MATCHERS
 
 _ERROR_HEADERS: dict[str, Schema] = {
@@ -67,8 +66,9 @@ Where the server has keys, an operation's security names the least credential th
 good for what the ones before it are good for."""
 
 
-def described_by(settings: Settings, services: TurnServices) -> Described:
+def described_by(core: Core) -> Described:
     """The facts of a server for its document."""
+    settings, services = core.settings, core.services
     return Described(
         dialects=settings.dialects,
         unknown_fields=settings.unknown_fields,
@@ -78,21 +78,23 @@ def described_by(settings: Settings, services: TurnServices) -> Described:
         proxy_allow=settings.proxy_allow,
         forwards=services.engine.forwards,
         has_keys=bool(settings.api_key),
+        parts=core.parts,
     )
 
 
-def document_of(settings: Settings, services: TurnServices) -> bytes:
+def document_of(core: Core) -> bytes:
     """The document of a server, as JSON."""
-    return openapi_document(described_by(settings, services))
+    return openapi_document(described_by(core))
 
 
 def openapi_document(described: Described) -> bytes:
     """The document, as JSON."""
     listed = list(operations(described))
     # Schemas are those of every dialect, spoken or not: some share parts.
-    every = operations(replace(described, dialects=tuple(DialectKind)))
+    every = list(operations(replace(described, dialects=tuple(DialectKind))))
     bodies = [kind for operation in every for kind in (operation.body, operation.reply) if kind is not None]
-    schemas = components(bodies, described)
+    shapes = {kind for operation in every for kind in operation.shapes}
+    schemas = components(bodies, shapes, described)
     paths: dict[str, dict[str, Schema]] = {}
     for operation in listed:
         entry = _entry(operation, schemas, has_keys=described.has_keys)

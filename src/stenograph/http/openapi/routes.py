@@ -19,14 +19,15 @@ _LOCAL = ("GET /v1/models", "POST /tokenize", "POST /detokenize")
 
 def operations(described: Described) -> Iterator[Route]:
     """Every method of every path that the server has, `HEAD` aside."""
-    yield from (row for row in rows() if row.method != "HEAD")
+    yield from (row for row in rows(described.parts) if row.method != "HEAD")
     yield from (replace(turn, needs=Needs.TOKEN) for turn in turn_operations(described))
     yield from _forwarded(described) if described.forwards else _answered_locally(described)
 
 
 def _forwarded(described: Described) -> Iterator[Route]:
     """The allow-list's paths, which go to the engine as they come: on a session, those of `/v1/` also without one."""
-    own, on_session, turns = {row.name for row in rows()}, session_paths(rows()), turn_paths(described)
+    all_rows = rows(described.parts)
+    own, on_session, turns = {row.name for row in all_rows}, session_paths(all_rows), turn_paths(described)
     for entry in described.proxy_allow:
         prefixes = ("/sessions/{id}/", "/") if entry.startswith("v1/") else ("/sessions/{id}/",)
         for prefix, method in product(prefixes, PROXY_METHODS):
@@ -47,7 +48,7 @@ def _forwarded(described: Described) -> Iterator[Route]:
 
 def _answered_locally(described: Described) -> Iterator[Route]:
     """The allow-list's paths on a session that this server answers itself, because its engine is no server."""
-    for model in (row for row in rows() if row.name in _LOCAL):
+    for model in (row for row in rows(described.parts) if row.name in _LOCAL):
         path = "/sessions/{id}" + model.path
         if model.path.removeprefix("/") in described.proxy_allow:
             id_, summary = _passed_id(model.method, path), f"{model.summary}, as {model.path} does"

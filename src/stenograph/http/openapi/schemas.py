@@ -14,7 +14,6 @@ from typing import cast, get_args, get_type_hints, is_typeddict
 
 import msgspec
 
-from stenograph.console.now import ConsoleNow
 from stenograph.core.messages import Role
 from stenograph.dialects.anthropic.errors import MessagesErrorBody
 from stenograph.dialects.anthropic.fields import (
@@ -42,6 +41,7 @@ from stenograph.export.session_samples import JsonSamples
 from stenograph.http.front_page import FrontPage
 from stenograph.http.openapi.gemini_schemas import narrow_gemini
 from stenograph.http.openapi.responses import RESPONSES_PARTS, describe_responses
+from stenograph.http.part import Part
 from stenograph.http.route import REF, Schema, ref
 from stenograph.session.rewrite_rules import DEFAULT, OFF
 
@@ -62,13 +62,13 @@ class Described:
     vocab_size: int
     proxy_allow: tuple[str, ...]
     forwards: bool
+    parts: tuple[Part, ...] = ()
 
 
 _MORE = (
     *(
         ChatCompletion,
         ChatCompletionChunk,
-        ConsoleNow,
         ErrorBody,
         FrontPage,
         GeminiErrorBody,
@@ -77,7 +77,6 @@ _MORE = (
     ),
     *(MessagesErrorBody, MessagesReply),
     *(TextCompletion, WireContent, WireMessage, WireMessageParam),
-    *RESPONSES_PARTS,
 )
 """Types of JSON beside the operations' bodies and replies: parts of those, and what comes beside other content."""
 
@@ -90,9 +89,11 @@ _GRAMMAR_FIELDS = (
 )  # fmt: skip
 
 
-def components(kinds: Iterable[type], described: Described) -> dict[str, Schema]:
-    """The schemas of these types and of `_MORE`, by name. They accept what the server accepts."""
-    kinds = list(dict.fromkeys((*kinds, *_MORE)))
+def components(kinds: Iterable[type], shapes: Iterable[type], described: Described) -> dict[str, Schema]:
+    """The schemas of bodies, of `shapes` within other content and of `_MORE`, by name. They accept what the server
+    accepts."""
+    more = sorted((*_MORE, *shapes), key=lambda kind: kind.__name__)
+    kinds = list(dict.fromkeys((*kinds, *more, *RESPONSES_PARTS)))
     _, made = msgspec.json.schema_components(kinds, schema_hook=_any_value, ref_template=REF + "{name}")
     for kind in _typed_dictionaries(kinds):
         _in_order(made[kind.__name__], tuple(kind.__annotations__))

@@ -18,6 +18,7 @@ from stenograph.engine.base import Engine
 from stenograph.http.count_route import CountRoute
 from stenograph.http.metric_table import COUNTER, row
 from stenograph.http.metrics import Metrics
+from stenograph.http.part import Core
 from stenograph.http.traces.request import RequestFacts, SpanSink, TracedRequest
 from stenograph.http.traces.spans import EngineName
 from stenograph.http.turn_route import RequestPath, TurnRoute, client_name
@@ -105,8 +106,15 @@ class TracedRoute:
             trace.served()
 
 
-def opened_tracing(endpoint: str, *, engine: Engine, clock: Clock, metrics: Metrics) -> Tracing:
-    """The traces of requests to `engine`, sent to the collector at `endpoint`.
+def opened_tracing(core: Core) -> Tracing:
+    """The traces of requests to a server's engine, sent to the collector of `--otlp-endpoint`."""
+    endpoint = core.settings.otlp_endpoint
+    assert endpoint is not None
+    return traced(endpoint, core.services.engine, core.services.clock, core.metrics)
+
+
+def traced(endpoint: str, engine: Engine, clock: Clock, metrics: Metrics) -> Tracing:
+    """The same, to the collector at `endpoint`.
 
     Its counts are among the `metrics`. Raises StartupError, one line, where the SDK is not installed.
     """

@@ -1,0 +1,21 @@
+"""The part of new weights: the routes of a trainer and of an administrator of engines, and what they share."""
+
+from collections.abc import Sequence
+
+from stenograph.http.engine_routes import EngineRoutes
+from stenograph.http.part import Core
+from stenograph.http.weight_routes import ModelInfoRoute, WeightRoutes
+from stenograph.session.weight_sync import WeightSync
+
+
+def weight_groups(core: Core) -> Sequence[object]:
+    """The objects whose classes have the rows. The other processes hear of the weights from here."""
+    settings, engine, manager = core.settings, core.services.engine, core.manager
+    sync = WeightSync(engine, manager.weights, lambda: manager.abort(None), core.processes.followers)
+    engines = EngineRoutes(engine=engine, sync=sync, max_body_bytes=settings.max_body_bytes)
+    core.processes.share_weights(sync, engines)
+    return (
+        WeightRoutes(sync=sync, weights_dir=settings.weights_dir, max_body_bytes=settings.max_body_bytes),
+        engines,
+        ModelInfoRoute(sync=sync, model=core.model),
+    )
