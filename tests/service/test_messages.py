@@ -302,6 +302,19 @@ async def test_count_tokens_is_the_prompt_of_the_next_request(live: Live) -> Non
     assert [row["turn"] is None for row in rows] == [True, False] * 3
 
 
+async def test_a_conversation_that_adds_nothing_to_its_line_counts_as_one_without_a_session(live: Live) -> None:
+    session = await live.open()
+    live.says("two")
+    reply = checked(await post(live, session, HELLO))
+    messages: list[Any] = [HELLO, {"role": "assistant", "content": reply["content"]}]
+    counts: list[int] = []
+    for one in (session, None):
+        async with client_of(live, one) as client:
+            counts.append((await client.messages.count_tokens(model="tiny", messages=messages)).input_tokens)
+    assert counts[0] == counts[1]
+    assert (await post(live, session, *messages)).status == 400
+
+
 async def test_a_session_goes_on_from_chat_to_messages_and_back(live: Live) -> None:
     session = await live.open()
     scripts = [live.says(text) for text in (LOOK, "two", "three")]
