@@ -210,7 +210,7 @@ class Book:
         whole = tuple(line_ids(node))
         _same(whole[: len(whole) - len(ids)], said.prompt_ids, f"prompt of turn {where}")
         payload = None if sampled.replay is None else sampled.replay.routed_experts
-        digest = None if payload is None else self.digest(base64.b64decode(payload))
+        digest = None if payload is None else self.digest(base64.b64decode(payload.base64))
         _same(digest, said.payload_digest, f"payload of turn {where}")
 
     def check_shot(self, rollout: Rollout, now: Shot) -> None:

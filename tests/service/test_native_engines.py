@@ -1,7 +1,6 @@
 """Engines that are sent ids and give ids, each against its stand-in on a real socket: SGLang's own route, LMDeploy."""
 
 import asyncio
-import base64
 import json
 from array import array
 from collections.abc import AsyncIterator, Callable
@@ -9,6 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 
 from standins.faults import Fault
@@ -24,6 +24,7 @@ from stenograph.core.errors import (
     UpstreamRefused,
     UpstreamUnreachable,
 )
+from stenograph.core.packed_ints import PackedInts
 from stenograph.core.types import (
     Chunk,
     Finish,
@@ -461,8 +462,8 @@ async def test_sglang_tells_alternatives_versions_and_what_is_replayed(increment
     assert turn.top_logprobs == ((TopLogprob(id=0, logprob=-0.125), TopLogprob(id=1, logprob=-0.25)),) * 3
     assert [(span.version, span.start, span.end) for span in turn.weights] == [("step-3", 0, 3)]
     assert turn.replay is not None
-    assert turn.replay.routed_experts == base64.b64encode(bytes(8)).decode()
-    assert turn.replay.indexer_topk == base64.b64encode(bytes(4)).decode()
+    assert turn.replay.routed_experts == PackedInts(bytes(2), 1)
+    assert turn.replay.indexer_topk == PackedInts(bytes(1), 1)
     assert turn.num_cached_tokens == 1
 
 
@@ -596,7 +597,7 @@ async def test_lmdeploy_tells_alternatives_and_experts_as_numbers() -> None:
         for rid, streams in (("a", True), ("b", False)):
             turn = await drawn(engine, request(rid, streams=streams, num_top_logprobs=2))
             assert turn.replay is not None
-            assert base64.b64decode(turn.replay.routed_experts or "") == payload
+            assert turn.replay.routed_experts == PackedInts.of(np.frombuffer(payload, np.int32))
             assert turn.top_logprobs is not None
             assert [[top.id for top in row] for row in turn.top_logprobs] == [[0, 1]] * 3
         error = (await failed(engine, request("c")))[1]

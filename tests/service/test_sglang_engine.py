@@ -1,7 +1,6 @@
 """The SGLang engine against a stand-in of SGLang on a real socket: bytes, faults, cancellation, aborts."""
 
 import asyncio
-import base64
 import contextlib
 import json
 import logging
@@ -26,6 +25,7 @@ from stenograph.core.errors import (
     UpstreamUnreachable,
 )
 from stenograph.core.messages import Message, Role, Tool, ToolCall
+from stenograph.core.packed_ints import PackedInts
 from stenograph.core.types import Chunk, Finish, FinishReason, Prompt, RequestId, SamplingParams, token_ids
 from stenograph.engine.base import Engine, EngineState, GenerateRequest
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
@@ -294,7 +294,7 @@ async def test_a_megabyte_comes_through_unchanged(server: SGLangServer, connect:
         for rid in ("a", "b"):
             chunk = await generated(engine, request(rid))
             assert chunk.replay is not None
-            assert base64.b64decode(chunk.replay.routed_experts or "") == payload
+            assert chunk.replay.routed_experts == PackedInts(payload, 4)
 
 
 async def test_a_reply_that_does_not_end_is_not_gathered(server: SGLangServer, connect: Connect) -> None:

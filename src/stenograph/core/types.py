@@ -20,6 +20,7 @@ from msgspec.structs import force_setattr, replace
 
 from stenograph.core.ids_json import encode_ids
 from stenograph.core.messages import Message, ReplyDelta, whole_delta
+from stenograph.core.packed_ints import PackedInts
 from stenograph.core.support import SupportPiece
 
 SessionId = NewType("SessionId", str)
@@ -265,15 +266,15 @@ class WrittenPiece(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Replay(Struct, frozen=True, kw_only=True, gc=False):
-    """The data with which a trainer routes the same tokens as the engine did; base64 as the engine sent it.
+    """The data with which a trainer routes the same tokens as the engine did.
 
     A row is one position of prompt and completion, in order, the last token excepted: the engine never fed that.
-    `routed_experts`: int32, little-endian, [rows, layers, top_k]. The engine was asked for the rows from `first_row`
-    on; one that cannot do that sends all. `indexer_topk`: int32 of all rows, as the engine's model defines it.
+    `routed_experts` [rows, layers, top_k]: the rows from `first_row` on; an SGLang that cannot leave rows out sends
+    all. `indexer_topk`: of all rows, as the engine's model defines it.
     """
 
-    routed_experts: str | None = None
-    indexer_topk: str | None = None
+    routed_experts: PackedInts | None = None
+    indexer_topk: PackedInts | None = None
     first_row: int = 0
 
 

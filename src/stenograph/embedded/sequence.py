@@ -4,7 +4,6 @@ Owns a request's sampler, guide, stop strings and ids, and holds the table of it
 preempted (its table goes, everything else stays) and run again. Knows nothing of the batch that it is in.
 """
 
-import base64
 from array import array
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stenograph.core.logprobs import has_support
+from stenograph.core.packed_ints import PackedInts
 from stenograph.core.support import SupportWriter
 from stenograph.core.types import Chunk, Finish, FinishReason, Replay, RequestId, SamplingParams, TopLogprob
 from stenograph.embedded.forward.base import LogitsFor, Routes, RowSpan, Segment
@@ -178,8 +178,7 @@ class Sequence:
         """The experts of all positions from the one that was asked for that computed a token; None if none did."""
         if not self._routes or self._routes_from is None:
             return None
-        int32 = np.concatenate(self._routes).astype("<i4")
-        return Replay(routed_experts=base64.b64encode(int32.tobytes()).decode(), first_row=self._routes_from)
+        return Replay(routed_experts=PackedInts.of(np.concatenate(self._routes)), first_row=self._routes_from)
 
     def _without_stops(self, allowed: Allowed | None, vocab_size: int) -> Allowed | None:
         """The ids [V] that may be sampled while none may end the turn: `allowed` (None: all) less those that would.

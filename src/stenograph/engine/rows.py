@@ -21,7 +21,7 @@ stream of rows to one list. Knows no route. The laws here:
     finish_reason           the reason is one that we know
     has_support             where it was asked for, each token has its support, and its logprob among that
     support_of_token        a support is a list of ids of the vocabulary, each once, and the sampled token among them
-    replay_is_base64        a replay payload that was asked for is a string of the size of base64 of int32
+    replay_is_base64        a replay payload that was asked for is a string of base64 of int32
 
 Field names: SGLang's `managers/tokenizer_manager.py`.
 """
@@ -36,6 +36,7 @@ import msgspec
 import numpy as np
 
 from stenograph.core.errors import UpstreamInvalid
+from stenograph.core.packed_ints import PackedInts
 from stenograph.core.support import SupportPiece, SupportWriter
 from stenograph.core.types import FinishReason, Replay, TopLogprob, WeightSpan, token_ids
 from stenograph.engine.columns import STAND_IN_ID, Columns, cut_columns
@@ -435,9 +436,6 @@ def replay_of(meta: MetaInfo, asked: ReplayKind, *, first_row: int = 0) -> tuple
         return None, ()
     told = [name for name in REPLAY_FIELDS if _is_reported(meta, name)]
     kept = {name: _payload(meta, name) for name in told if asked in (name, ReplayKind.ALL)}
-    for name, payload in kept.items():
-        if not _is_sized_as_base64(payload):
-            raise UpstreamInvalid("replay_is_base64", f"{name} has {len(payload)} characters: no int32 as base64")
     unasked = tuple(name for name in told if name not in kept)
     if not kept:
         return None, unasked
@@ -458,8 +456,12 @@ def _is_reported(meta: MetaInfo, name: str) -> bool:
     return begin == b'"'
 
 
-def _payload(meta: MetaInfo, name: str) -> str:
-    return msgspec.json.decode(_raw_payload(meta, name), type=str)  # whose escapes were checked when it was passed over
+def _payload(meta: MetaInfo, name: str) -> PackedInts:
+    text = msgspec.json.decode(_raw_payload(meta, name), type=str)  # its escapes were checked when it was passed over
+    try:
+        return PackedInts.of_base64(text)
+    except ValueError as error:  # binascii.Error is one
+        raise UpstreamInvalid("replay_is_base64", f"{name}, {len(text)} characters, is no base64: {error}") from error
 
 
 def check_request(told: str | None, request_id: str) -> None:
@@ -467,9 +469,3 @@ def check_request(told: str | None, request_id: str) -> None:
     if told != request_id:
         shown = "without an id" if told is None else f"as {told[:120]!r}"
         raise UpstreamInvalid("request_agrees", f"the request {request_id!r} is answered {shown}")
-
-
-def _is_sized_as_base64(payload: str) -> bool:
-    """Whether it can be int32 as base64, by its size; its megabytes are looked into when they are used."""
-    num_bytes = len(payload) // 4 * 3 - payload[-2:].count("=")
-    return payload.isascii() and len(payload) % 4 == 0 and num_bytes % 4 == 0

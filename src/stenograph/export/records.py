@@ -379,9 +379,9 @@ def _add_replay(meta: RecordedMetaInfo, sampled: SampledTurn) -> None:
     if sampled.replay is None:
         return
     if sampled.replay.routed_experts is not None:
-        meta["routed_experts"] = sampled.replay.routed_experts
+        meta["routed_experts"] = sampled.replay.routed_experts.base64
     if sampled.replay.indexer_topk is not None:
-        meta["indexer_topk"] = sampled.replay.indexer_topk
+        meta["indexer_topk"] = sampled.replay.indexer_topk.base64
 
 
 def _triples(ids: "array[int]", logprobs: "array[float]") -> Iterator[list[tuple[float, int, None]]]:

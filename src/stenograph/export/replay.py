@@ -1,4 +1,4 @@
-"""Replay data: the arrays with which a trainer routes a sample's tokens as the engine did. Base64 to integers. Pure.
+"""Replay data: the arrays with which a trainer routes a sample's tokens as the engine did. Pure.
 
 Row i of a line is what the forward pass of token i reported to the turn that token i + 1 belongs to, sampled or prompt.
 So each turn gives the rows from the last token that it kept of its parent up to, not including, its own last token:
@@ -7,7 +7,6 @@ pass's, maybe of other weights. A line in which only some turns have data is ref
 see the difference.
 """
 
-import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -15,6 +14,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from stenograph.core.packed_ints import Ints, PackedInts
 from stenograph.core.types import Replay
 from stenograph.export.lines import SampleLine, inconsistent, without_empty_end
 from stenograph.trajectory.turn import Node
@@ -24,8 +24,6 @@ ReplayRows = NDArray[np.uint8 | np.uint16 | np.uint32 | np.int32]
 where one is below 0."""
 
 _NONE = Replay()
-_PIECE_CHARS = 256 * 1024
-"""Base64 that is decoded at once, in a millisecond. A multiple of 4."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +64,7 @@ def replayable(line: SampleLine) -> SampleLine:
 def routed_experts(line: SampleLine, shape: ReplayShape | None) -> ReplayRows | None:
     """The experts of each token but the last: [T - 1, layers, top_k]; None if no turn of `line` has them.
 
-    Raises SamplesInconsistent: only some turns have them, damaged base64, `shape` is not known, or another size.
+    Raises SamplesInconsistent: only some turns have them, `shape` is not known, or another size.
     """
     name = "routed experts"
     payloads = [(part.node.turn.sampled.replay or _NONE).routed_experts for part in line.parts]
@@ -76,14 +74,14 @@ def routed_experts(line: SampleLine, shape: ReplayShape | None) -> ReplayRows | 
     if shape is None:
         raise inconsistent(turns[-1].node, f"it has {name}, but the model's layers and top_k are not known")
     pieces = [
-        _experts_of(turn, _decoded(turn.node, payload, name), shape, name)
+        _experts_of(turn, payload.values, shape, name)
         for turn, payload in zip(turns, payloads, strict=True)
         if payload is not None
     ]
     return _joined(pieces)
 
 
-def _experts_of(turn: _TurnRows, values: NDArray[np.int32], shape: ReplayShape, name: str) -> ReplayRows:
+def _experts_of(turn: _TurnRows, values: Ints, shape: ReplayShape, name: str) -> ReplayRows:
     """The turn's rows, of all that the engine reported, or of those from the row on that it was asked for."""
     node, width = turn.node, shape.layers * shape.top_k
     asked = (node.turn.sampled.replay or _NONE).first_row
@@ -103,8 +101,8 @@ def _experts_of(turn: _TurnRows, values: NDArray[np.int32], shape: ReplayShape, 
 def indexer_topk(line: SampleLine) -> ReplayRows | None:
     """The indexer's choice for each token but the last: [T - 1, K]; None if no turn has it.
 
-    K is what the engine's data makes it. Raises SamplesInconsistent: only some turns have it, damaged base64, or sizes
-    that are no multiples of the rows, or of rows of different lengths.
+    K is what the engine's data makes it. Raises SamplesInconsistent: only some turns have it, or sizes that are no
+    multiples of the rows, or of rows of different lengths.
     """
     name = "indexer top-k ids"
     payloads = [(part.node.turn.sampled.replay or _NONE).indexer_topk for part in line.parts]
@@ -115,7 +113,7 @@ def indexer_topk(line: SampleLine) -> ReplayRows | None:
     for turn, payload in zip(turns, payloads, strict=True):
         if payload is None:
             continue
-        values, rows = _decoded(turn.node, payload, name), turn.num_reported
+        values, rows = payload.values, turn.num_reported
         width, rest = divmod(values.size, rows) if rows else (0, values.size)
         if rest or (rows and not width):
             raise inconsistent(turn.node, f"its {name} have {values.size} values, which {rows} tokens do not divide")
@@ -128,7 +126,7 @@ def indexer_topk(line: SampleLine) -> ReplayRows | None:
     return _joined([piece for piece in pieces if piece.size] or pieces[-1:])
 
 
-def _turns(line: SampleLine, payloads: Sequence[str | None], name: str) -> list[_TurnRows]:
+def _turns(line: SampleLine, payloads: Sequence[PackedInts | None], name: str) -> list[_TurnRows]:
     """The rows that each turn gives. Raises SamplesInconsistent where one that gives any has no payload."""
     turns: list[_TurnRows] = []
     end = 0
@@ -141,7 +139,7 @@ def _turns(line: SampleLine, payloads: Sequence[str | None], name: str) -> list[
     return turns
 
 
-def _smallest(values: NDArray[np.int32]) -> ReplayRows:
+def _smallest(values: Ints) -> ReplayRows:
     """A copy in the smallest unsigned type that holds the values; in int32 where one is below 0."""
     if not values.size:
         return values.astype(np.uint8)
@@ -153,18 +151,3 @@ def _joined(pieces: Sequence[ReplayRows]) -> ReplayRows:
     dtypes = (piece.dtype for piece in pieces)
     dtype = max(dtypes, key=lambda dtype: (dtype.kind == "i", dtype.itemsize))
     return np.concatenate(pieces, dtype=dtype)
-
-
-def _decoded(node: Node, text: str, name: str) -> NDArray[np.int32]:
-    """Decode base64 in pieces, because each call holds the GIL. Only the last piece may have padding."""
-    data = bytearray()
-    try:
-        for start in range(0, len(text), _PIECE_CHARS):
-            if len(data) != start // 4 * 3:
-                raise inconsistent(node, f"its {name} are not base64: there is data after the padding")
-            data += base64.b64decode(text[start : start + _PIECE_CHARS], validate=True)
-    except ValueError as error:  # binascii.Error is one
-        raise inconsistent(node, f"its {name} are not base64: {error}") from error
-    if len(data) % 4:
-        raise inconsistent(node, f"its {name} have {len(data)} bytes, which is not a whole number of int32 values")
-    return np.frombuffer(data, dtype="<i4").astype(np.int32, copy=False)

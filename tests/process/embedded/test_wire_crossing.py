@@ -5,12 +5,14 @@ import sys
 from collections.abc import Iterator
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.messages import Message, Role, ToolCall
+from stenograph.core.packed_ints import PackedInts
 from stenograph.core.telemetry import GrammarStep
 from stenograph.core.types import (
     Chunk,
@@ -40,6 +42,7 @@ while (payload := read_frame(sys.stdin.buffer)) is not None:
 """
 """Reads every value and writes what it has read: it crosses twice, decoded and encoded again in another process."""
 
+PACKED = st.lists(st.integers(0, 2**17)).map(lambda values: PackedInts.of(np.array(values, np.int32)))
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 NAME = TEXT.map(lambda text: text or "r")
 FINITE = st.floats(allow_nan=False, width=64)
@@ -109,7 +112,7 @@ def chunks(draw: st.DrawFn) -> Chunk:
             st.none() | st.lists(st.builds(WeightSpan, version=TEXT, start=ID, end=ID), max_size=2).map(tuple)
         ),
         reply=draw(st.none() | REPLIES),
-        replay=draw(st.none() | st.builds(Replay, routed_experts=st.none() | TEXT, indexer_topk=st.none() | TEXT)),
+        replay=draw(st.none() | st.builds(Replay, routed_experts=st.none() | PACKED, indexer_topk=st.none() | PACKED)),
     )
 
 

@@ -1,6 +1,5 @@
 """The routes that the engine reports of a turn: each row from the forward that computed the next token."""
 
-import base64
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,8 +37,7 @@ def reported(bench: Bench, name: str, *, routes_from: int = 0) -> np.ndarray:
     assert last.replay is not None
     assert last.replay.routed_experts is not None
     assert last.replay.first_row == routes_from
-    values = np.frombuffer(base64.b64decode(last.replay.routed_experts), "<i4")
-    return values.reshape(-1, LAYERS, TOP_K)
+    return last.replay.routed_experts.values.reshape(-1, LAYERS, TOP_K)
 
 
 def in_one_pass(folder: Path, ids: list[int]) -> np.ndarray:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -88,12 +89,12 @@ def whole(route: LMDeployRoute) -> Any:
     return generated() if route is LMDeployRoute.GENERATE else chat()
 
 
-def reading(route: LMDeployRoute) -> LMDeployReading:
-    return LMDeployReading(route=route, vocab_size=VOCAB, num_prompt=NUM_PROMPT, stop_ids=(7,))
+def reading(route: LMDeployRoute, **options: Any) -> LMDeployReading:
+    return LMDeployReading(route=route, vocab_size=VOCAB, num_prompt=NUM_PROMPT, stop_ids=(7,), **options)
 
 
-def read(route: LMDeployRoute, *parts: Any) -> list[Chunk]:
-    reader, chunks = reading(route), list[Chunk]()
+def read(route: LMDeployRoute, *parts: Any, **options: Any) -> list[Chunk]:
+    reader, chunks = reading(route, **options), list[Chunk]()
     for one in parts:
         chunks += reader.event(one if isinstance(one, bytes) else dumped(one))
     return [*chunks, *reader.end()]
@@ -237,11 +238,13 @@ def test_no_token_means_an_abort_or_a_prompt_that_is_too_long(route: LMDeployRou
     assert caught.value.blame == Blame(RequestPart.PROMPT), "also where the request has a grammar"
 
 
-def test_experts_become_int32() -> None:
-    (chunk,) = read(LMDeployRoute.GENERATE, generated(routed_experts=EXPERTS))
+@pytest.mark.parametrize("first_row", [0, 2])
+def test_experts_of_new_rows_are_kept(first_row: int) -> None:
+    (chunk,) = read(LMDeployRoute.GENERATE, generated(routed_experts=EXPERTS), first_row=first_row)
     assert chunk.replay is not None
     assert chunk.replay.routed_experts is not None
-    assert len(chunk.replay.routed_experts) == 4 * math.ceil(len(EXPERTS) * 4 * 4 / 3)
+    assert chunk.replay.first_row == first_row
+    assert chunk.replay.routed_experts.values.tolist() == np.array(EXPERTS[first_row:]).ravel().tolist()
 
 
 # -- streams

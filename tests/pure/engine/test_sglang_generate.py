@@ -20,6 +20,7 @@ from stenograph.core.errors import (
     UpstreamInvalid,
     UpstreamRefused,
 )
+from stenograph.core.packed_ints import PackedInts
 from stenograph.core.routing import Routing
 from stenograph.core.types import (
     Chunk,
@@ -127,7 +128,7 @@ def test_a_whole_reply_is_one_chunk() -> None:
     assert (chunk.num_cached_tokens, chunk.weight_version, chunk.reply) == (2, "v1", None)
     assert chunk.top_logprobs == ((TopLogprob(id=5, logprob=-0.5),), (), ())
     assert chunk.replay is not None
-    assert chunk.replay.routed_experts == EXPERTS
+    assert chunk.replay.routed_experts == PackedInts(bytes(6), 1)
 
 
 META = "meta_info"

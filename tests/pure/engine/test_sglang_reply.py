@@ -17,6 +17,7 @@ from stenograph.core.chat import ChatRequest, ReplyOptions, TextView, ToolChoice
 from stenograph.core.errors import InvalidRequest, StenographError, UpstreamInvalid
 from stenograph.core.ids_json import encode_ids
 from stenograph.core.messages import Message, Role, Tool, ToolCall
+from stenograph.core.packed_ints import PackedInts
 from stenograph.core.routing import Routing
 from stenograph.core.types import (
     Finish,
@@ -158,7 +159,7 @@ def test_a_large_payload_that_nobody_asked_for_is_not_decoded_and_one_that_was_a
     assert (unasked.replay, unasked.unasked_replay) == (None, ("routed_experts",))
     asked = decoded(body).replay
     assert asked is not None
-    assert asked.routed_experts == LARGE_PAYLOAD.decode()
+    assert asked.routed_experts == PackedInts.of_base64(LARGE_PAYLOAD.decode())
 
 
 def test_a_valid_reply_is_read_whole() -> None:
@@ -175,7 +176,7 @@ def test_a_valid_reply_is_read_whole() -> None:
     )
     assert (got.id, got.num_cached_tokens, got.weight_version, got.top_logprobs) == ("r", 2, "v1", None)
     assert got.replay is not None
-    assert (got.replay.routed_experts, got.replay.indexer_topk) == (EXPERTS, None)
+    assert (got.replay.routed_experts, got.replay.indexer_topk) == (PackedInts(bytes(6), 1), None)
 
 
 META = "choices.0.meta_info"
@@ -256,7 +257,7 @@ def test_a_reply_that_is_of_another_request_is_never_taken() -> None:
 
 @pytest.mark.parametrize("asked", ReplayKind)
 def test_only_what_was_asked_for_is_kept_and_looked_at(asked: ReplayKind) -> None:
-    """What was not is not even of the right size."""
+    """What was not is no base64 either."""
     told = {"routed_experts": EXPERTS, "indexer_topk": EXPERTS}
     wanted = {name for name in told if asked in (name, ReplayKind.ALL)}
     body = dumped(reply(**{name: value if name in wanted else "=" for name, value in told.items()}))

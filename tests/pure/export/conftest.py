@@ -9,6 +9,7 @@ import pytest
 
 from stenograph.core.chat import ParsedReply
 from stenograph.core.messages import Message, Role
+from stenograph.core.packed_ints import PackedInts
 from stenograph.core.types import (
     Finish,
     FinishReason,
@@ -71,7 +72,11 @@ class Session:
                 support=support,
                 replay=None
                 if experts is indexer is None
-                else Replay(routed_experts=experts, indexer_topk=indexer, first_row=first_row),
+                else Replay(
+                    routed_experts=None if experts is None else PackedInts.of_base64(experts),
+                    indexer_topk=None if indexer is None else PackedInts.of_base64(indexer),
+                    first_row=first_row,
+                ),
             ),
             status=STATUS_OF[reason],
             params=params,

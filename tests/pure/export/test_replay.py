@@ -213,12 +213,6 @@ def test_each_line_of_a_tree_has_its_own(new_session: NewSession, replay_text: R
         (lambda text: text(11), SHAPE, r"have 11 values, but 2 tokens in 3 layers with top_k 2 make 12"),
         (lambda text: text(18), SHAPE, r"have 18 values, but 2 tokens in 3 layers with top_k 2 make 12"),
         (lambda text: text(12), None, r"layers and top_k are not known"),
-        (lambda text: "AAAA", SHAPE, r"have 3 bytes"),
-        (lambda text: "AAA", SHAPE, r"not base64"),
-        (lambda text: "é" * 4, SHAPE, r"not base64"),
-        (lambda text: text(12)[:-8] + "\n" + text(12)[-8:], SHAPE, r"not base64"),
-        (lambda text: base64.b64encode(bytes(196_606)).decode() + text(12), SHAPE, r"not base64: .* after the padding"),
-        (lambda text: text(200_000)[:-8] + "é" + text(12)[-7:], SHAPE, r"not base64"),
     ],
 )
 def test_experts_that_do_not_fit_are_refused_with_the_numbers(

@@ -133,6 +133,7 @@ class LMDeploy(EngineAdapter):
             num_prompt=request.prompt.num_tokens,
             stop_ids=(*self._eos_ids, *request.params.stop_token_ids),
             replays=self._replays,
+            first_row=request.prompt.first_new_row,
         )
 
     def refusal(self, http: HttpReply, request: GenerateRequest) -> StenographError:

@@ -13,15 +13,16 @@ Sources: LMDeploy's `serve/openai/protocol.py` (`GenerateReqOutput`), `serve/ope
 `serve/openai/chat_completions/serving.py`, `serve/core/async_engine.py`.
 """
 
-import base64
 from array import array
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.errors import InvalidRequest, StenographError, UpstreamInvalid, UpstreamRefused
+from stenograph.core.packed_ints import PackedInts
 from stenograph.core.types import Chunk, Finish, FinishReason, Replay
 from stenograph.engine.http.adapter import EngineReading
 from stenograph.engine.lmdeploy.request import JSON_TYPE, LMDeployRoute
@@ -110,13 +111,22 @@ class LMDeployReading(EngineReading):
     """
 
     def __init__(
-        self, *, route: LMDeployRoute, vocab_size: int, num_prompt: int, stop_ids: Collection[int], replays: bool = True
+        self,
+        *,
+        route: LMDeployRoute,
+        vocab_size: int,
+        num_prompt: int,
+        stop_ids: Collection[int],
+        replays: bool = True,
+        first_row: int = 0,
     ) -> None:
         """`stop_ids` are the model's own and the request's: one of them is the last id of a reply that stopped.
 
-        `replays`: routed experts were asked for; else they are left out where they come.
+        `replays`: routed experts were asked for; else they are left out where they come. Those of tokens before
+        `first_row`, which come as well, are left out.
         """
         self._replays = replays
+        self._first_row = first_row
         self._route = route
         self._vocab_size = vocab_size
         self._num_prompt = num_prompt
@@ -252,7 +262,7 @@ class LMDeployReading(EngineReading):
             raise other_prompt(self._num_prompt, self._usage.prompt_tokens)
 
     def _replay(self, experts: Experts, num_sampled: int) -> Replay | None:
-        """Experts of each token but the last, as the int32 that they stand for."""
+        """Experts of each token but the last, of the rows that are new."""
         if experts is None:
             return None
         if isinstance(experts, str):
@@ -265,10 +275,12 @@ class LMDeployReading(EngineReading):
                 f"routed_experts of {len(experts)} tokens came for a sequence of {self._num_prompt + num_sampled}",
             )
         try:
-            flat = array("i", (expert for layers in experts for chosen in layers for expert in chosen))
+            flat = array(
+                "i", (expert for layers in experts[self._first_row :] for chosen in layers for expert in chosen)
+            )
         except OverflowError as error:
             raise UpstreamInvalid("replay_shape", "an expert's number is no int32") from error
-        return Replay(routed_experts=base64.b64encode(flat.tobytes()).decode())
+        return Replay(routed_experts=PackedInts.of(np.frombuffer(flat, np.intc)), first_row=self._first_row)
 
 
 def _error_within(told: ErrorWithin | str, data: bytes) -> StenographError:

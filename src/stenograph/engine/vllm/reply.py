@@ -31,6 +31,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stenograph.core.errors import UpstreamInvalid
+from stenograph.core.packed_ints import PackedInts
 from stenograph.core.support import SupportPiece, SupportWriter
 from stenograph.core.types import Chunk, Finish, FinishReason, Replay, TopLogprob, WeightSpan, token_ids
 from stenograph.engine.rows import EngineUsage, check_ids, short, support_piece
@@ -221,8 +222,8 @@ _NPY = re.compile(
 
 
 def experts_of_npy(text: str, *, num_rows: int, first_row: int = 0) -> Replay:
-    """The experts of a .npy file as base64: of `num_rows` rows those from `first_row` on, or all of them, as a vLLM
-    sends that cannot leave rows out. Raises UpstreamInvalid."""
+    """The experts of a .npy file: of `num_rows` rows those from `first_row` on, also where it has all of them, as a
+    vLLM sends that cannot leave rows out. Raises UpstreamInvalid."""
     law = "routed_experts_shape"
     try:
         data = base64.b64decode(text, validate=True)
@@ -237,5 +238,5 @@ def experts_of_npy(text: str, *, num_rows: int, first_row: int = 0) -> Replay:
     if rows not in (num_rows - first_row, num_rows) or len(values) != rows * layers * top_k * dtype.itemsize:
         detail = f"[{rows}, {layers}, {top_k}] in {len(values)} bytes for {num_rows} tokens, from {first_row} on"
         raise UpstreamInvalid(law, detail)
-    int32 = base64.b64encode(np.frombuffer(values, dtype).astype("<i4").tobytes()).decode()
-    return Replay(routed_experts=int32, first_row=num_rows - rows)
+    new = np.frombuffer(values, dtype).reshape(rows, layers, top_k)[rows - (num_rows - first_row) :]
+    return Replay(routed_experts=PackedInts.of(new), first_row=first_row)

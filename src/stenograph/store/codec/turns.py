@@ -14,6 +14,7 @@ import msgspec
 from stenograph.core.chat import Asked, ParsedReply, ParseFault, ParseProblem, ToolChoice, ToolMode
 from stenograph.core.day import Day
 from stenograph.core.messages import Message, Role, Tool, ToolCall
+from stenograph.core.packed_ints import PackedInts
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.stages import StageTimes
 from stenograph.core.types import (
@@ -63,6 +64,8 @@ class _WrittenSampled(msgspec.Struct, array_like=True, frozen=True, gc=False):
     support: bytes | None = None
     first_row: int = 0
     cached_from: _Text = None
+    replay_item_bytes: tuple[int, int] | None = None
+    """Of `routed_experts` and `indexer_topk`; None where these are int32 in base64, as older rows have them."""
 
 
 class WrittenTurn(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -209,6 +212,7 @@ def _context_read(written: tuple[list[tuple[bytes, bytes, bytes]], bytes, str | 
 
 def _sampled_written(sampled: SampledTurn) -> _WrittenSampled:
     times, replay, matched, tops = sampled.times, sampled.replay, sampled.finish.matched, sampled.top_logprobs
+    experts, indexer = (None, None) if replay is None else (replay.routed_experts, replay.indexer_topk)
     return _WrittenSampled(
         ids=array_written(sampled.ids),
         logprobs=array_written(sampled.logprobs),
@@ -219,8 +223,8 @@ def _sampled_written(sampled: SampledTurn) -> _WrittenSampled:
         weights=[(text_written(span.version), span.start, span.end) for span in sampled.weights],
         num_cached=sampled.num_cached_tokens,
         times=None if times is None else (times.submitted, times.admitted, times.first_token, times.finished),
-        routed_experts=None if replay is None else maybe_written(replay.routed_experts),
-        indexer_topk=None if replay is None else maybe_written(replay.indexer_topk),
+        routed_experts=None if experts is None else experts.data,
+        indexer_topk=None if indexer is None else indexer.data,
         has_replay=replay is not None,
         logprobs_kind=sampled.logprobs_kind,
         tempered_logprobs=_maybe_floats_written(sampled.tempered_logprobs),
@@ -229,14 +233,16 @@ def _sampled_written(sampled: SampledTurn) -> _WrittenSampled:
         support=sampled.support,
         first_row=0 if replay is None else replay.first_row,
         cached_from=maybe_written(sampled.cached_from),
+        replay_item_bytes=(experts.item_bytes if experts else 1, indexer.item_bytes if indexer else 1),
     )
 
 
 def _sampled_read(written: _WrittenSampled) -> SampledTurn:
     times, matched = written.times, written.matched
+    of_experts, of_indexer = written.replay_item_bytes or (None, None)
     replay = Replay(
-        routed_experts=maybe_read(written.routed_experts),
-        indexer_topk=maybe_read(written.indexer_topk),
+        routed_experts=_maybe_packed(written.routed_experts, of_experts),
+        indexer_topk=_maybe_packed(written.indexer_topk, of_indexer),
         first_row=written.first_row,
     )
     return SampledTurn(
@@ -258,6 +264,16 @@ def _sampled_read(written: _WrittenSampled) -> SampledTurn:
         support=written.support,
         cached_from=maybe_read(written.cached_from),
     )
+
+
+def _maybe_packed(data: bytes | None, item_bytes: int | None) -> PackedInts | None:
+    """Replay data as it was packed; older rows have the base64 that an engine sent, damaged where that was."""
+    if data is None or item_bytes is not None:
+        return None if data is None else PackedInts(data, item_bytes or 1)
+    try:
+        return PackedInts.of_base64(text_read(data))
+    except ValueError:
+        return PackedInts(b"", 1)  # of the wrong size for any line: its samples are refused
 
 
 def _maybe_floats_written(values: "array[float] | None") -> bytes | None:
