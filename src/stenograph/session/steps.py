@@ -275,10 +275,8 @@ class TurnRun:
         sampled, prompt, attachment = self.sampled, self.prompt, self.attachment
         assert sampled is not None, "a turn is sampled before it is committed"
         self.stages.mark(Stage.COMMIT, self._services.clock.monotonic())
-        now = self._services.clock.wall() if self._made is None else self._made.committed_at
-        capabilities = self.capabilities
         if is_kept:
-            turn, strand = self._made or self._make(sampled, now), self.opening.strand
+            turn, strand = self.made(), self.opening.strand
             assert self._leases.strands is not None, "a turn without a session is not kept"
             request = self._request if isinstance(self._request, ChatRequest) else None
             node, replaced = self._leases.strands.commit(strand, attachment, turn, prompt, self._leases.label, request)
@@ -288,8 +286,8 @@ class TurnRun:
             untrack(node.tracked_parts)
         return ChatReply(
             id=self.reply_id,
-            created=int(now),
-            model=capabilities.model,
+            created=int(self._services.clock.wall() if self._made is None else self._made.committed_at),
+            model=self.capabilities.model,
             prompt=prompt,
             params=self.params,
             parsed=self._parsed,
@@ -302,21 +300,19 @@ class TurnRun:
             ),
             written=self._written,
             stages_s=self.stages.durations_s(),
-            fills_context=prompt.num_tokens + len(sampled.ids) >= (capabilities.max_context_tokens or math.inf),
+            fills_context=prompt.num_tokens + len(sampled.ids) >= (self.capabilities.max_context_tokens or math.inf),
         )
-
-    def made(self) -> CommittedTurn:
-        """The turn as it will be kept, for a store that has to have it first. From here on it is settled."""
-        assert self.sampled is not None, "a turn is sampled before it is made"
-        self._made = self._make(self.sampled, self._services.clock.wall())
-        return self._made
 
     def stored(self) -> None:
         """Say that the turn that was made is durable."""
         self.stages.mark(Stage.STORE, self._services.clock.monotonic())
 
-    def _make(self, sampled: SampledTurn, now: float) -> CommittedTurn:
-        opening, prompt, attachment = self.opening, self.prompt, self.attachment
+    def made(self) -> CommittedTurn:
+        """The turn as it is kept, settled the first time: a store has it before its session."""
+        if self._made is not None:
+            return self._made
+        opening, prompt, attachment, sampled = self.opening, self.prompt, self.attachment, self.sampled
+        assert sampled is not None, "a turn is sampled before it is made"
         params, tool_choice, request_json = self.params, opening.tool_choice, self._request_json
         if attachment.parent is not None:
             before = attachment.parent.turn
@@ -324,7 +320,7 @@ class TurnRun:
             params = before.params if before.params == params else params
             tool_choice = before.tool_choice if before.tool_choice == tool_choice else tool_choice
             request_json = before.request_json if before.request_json == request_json else request_json
-        return CommittedTurn(
+        self._made = CommittedTurn(
             request_id=self.request_id,
             new_prompt_ids=prompt.new_ids,
             num_trimmed=prompt.num_trimmed,
@@ -342,10 +338,11 @@ class TurnRun:
             rewrites=opening.rewrites,
             policy=self.policy,
             requested_at=self._requested_at,
-            committed_at=now,
+            committed_at=self._services.clock.wall(),
             stages=self.stages,
             trace_id="" if self._trace is None else self._trace.trace_id,
         )
+        return self._made
 
 
 def max_tokens(

@@ -37,6 +37,7 @@ from stenograph.core.errors import (
 )
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.sampling_rules import blame_session
+from stenograph.session.completion import SideBySide
 from stenograph.session.services import TurnServices
 from stenograph.session.steps import TurnRun
 from stenograph.session.strand import Leases
@@ -80,22 +81,6 @@ class CommitWriter(Protocol):
         ...
 
 
-class Steps(Protocol):
-    """The steps of a request's turn; where it has several, of all at once (completion.py)."""
-
-    async def position(self) -> None:
-        """Find where it attaches. Raises CallerError."""
-        ...
-
-    async def render(self) -> None:
-        """Make the ids of its prompt. Raises CallerError or TokenizationFailed."""
-        ...
-
-    async def sample(self) -> None:
-        """Sample, validate and parse its reply. Raises UpstreamError and its kin."""
-        ...
-
-
 class RequestRun:
     """One request. Made by the manager, run once, watched through the buffers of its turns: one, but for a completion
     with several prompts, whose `steps` take each step of all turns at once.
@@ -109,7 +94,7 @@ class RequestRun:
         self,
         turns: Sequence[TurnRun],
         *,
-        steps: Steps,
+        steps: TurnRun | SideBySide,
         request: TurnRequest,
         leases: Leases,
         may_commit: bool,
