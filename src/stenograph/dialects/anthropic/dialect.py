@@ -11,10 +11,11 @@ from stenograph.core.errors import StenographError
 from stenograph.core.json_types import Count
 from stenograph.core.types import SamplingParams
 from stenograph.dialects.anthropic.errors import messages_refusal
-from stenograph.dialects.anthropic.reply import MessagesStream, encode_message, finish_headers
+from stenograph.dialects.anthropic.reply import MessagesStream, encode_message
 from stenograph.dialects.anthropic.request import decode_messages
 from stenograph.dialects.anthropic.spelling import MESSAGES
 from stenograph.dialects.base import Body, Decoded, Incoming, Refusal, Spoken
+from stenograph.dialects.common.reply_parts import json_body
 from stenograph.dialects.common.sampling import request_json
 from stenograph.dialects.settings import UnknownFields
 
@@ -46,8 +47,7 @@ class MessagesDialect:
 
     def whole(self, reply_id: str, options: ReplyOptions, replies: Sequence[ChatReply], *, spelling: Spelling) -> Body:
         (reply,) = replies
-        content = encode_message(reply, options, self.model, spelling)
-        return Body(content=content, headers=[("content-type", "application/json"), *finish_headers(reply)])
+        return json_body(encode_message(reply, options, self.model, spelling), reply)
 
     def stream(
         self, reply_id: str, options: ReplyOptions, *, created: int, spelling: Spelling, params: SamplingParams
@@ -71,7 +71,7 @@ class CountTokensDialect:
 
     def counted(self, num_tokens: int) -> Body:
         body: CountedTokens = {"input_tokens": num_tokens}
-        return Body(content=msgspec.json.encode(body), headers=[("content-type", "application/json")])
+        return json_body(msgspec.json.encode(body))
 
     def refusal(self, error: StenographError, spelling: Spelling | None) -> Refusal:
         return messages_refusal(error, spelling)

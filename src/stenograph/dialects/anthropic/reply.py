@@ -21,9 +21,6 @@ from stenograph.dialects.anthropic.errors import messages_error
 from stenograph.dialects.anthropic.spelling import ID_PREFIX, MessagesSpelling, signature_of
 from stenograph.dialects.common.reply_parts import reply_text, whole_or_pieces
 
-FINISH_HEADER = "x-stenograph-finish"
-"""Says that a reply was aborted, for which Anthropic has no stop reason."""
-
 _OBJECT = msgspec.json.Decoder(dict[str, object])
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
@@ -158,11 +155,6 @@ def _usage(usage: Usage) -> MessagesUsage:
         "output_tokens": usage.num_completion,
         "output_tokens_details": {"thinking_tokens": usage.num_reasoning},
     }
-
-
-def finish_headers(reply: ChatReply) -> list[tuple[str, str]]:
-    """The header of a reply that was aborted."""
-    return [(FINISH_HEADER, "abort")] if reply.sampled.finish.reason is FinishReason.ABORT else []
 
 
 class MessagesStream:

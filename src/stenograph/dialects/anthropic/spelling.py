@@ -7,7 +7,7 @@ import base64
 from dataclasses import dataclass
 
 from stenograph.core.blame import Blame, RequestPart
-from stenograph.dialects.common.json_bodies import escaped
+from stenograph.dialects.common.json_bodies import pointer_to
 
 MESSAGES = "messages"
 ID_PREFIX = "msg_"
@@ -52,14 +52,14 @@ class MessagesSpelling:
                 return self._in_message(self.places[blame.index], blame.path)
             case RequestPart.TOOLS if blame.index is not None and blame.index < len(self.tools):
                 path = ("input_schema" if step == "parameters" else step for step in blame.path)
-                return _joined(f"/tools/{self.tools[blame.index]}", *path)
+                return pointer_to("tools", self.tools[blame.index], *path)
             case RequestPart.TEMPLATE_KWARGS:
                 return _of_argument(blame.path)
             case RequestPart.GRAMMAR:
                 return self.grammar
             case RequestPart.SAMPLING if blame.path:
                 name = str(blame.path[0])
-                return _joined("", _NAMES.get(name, name), *blame.path[1:])
+                return pointer_to(_NAMES.get(name, name), *blame.path[1:])
             case _:
                 return _FIELDS.get(blame.part)
 
@@ -68,7 +68,7 @@ class MessagesSpelling:
         """A message's field. Calls are blocks of the content, and a result's role is its type; the system text has
         blocks alone."""
         if place == "/system":
-            return _joined(place, *path[1:])
+            return place + pointer_to(*path[1:])
         if not path:
             return place
         is_block = "/content/" in place
@@ -98,8 +98,4 @@ def _of_argument(path: tuple[str | int, ...]) -> str:
     """An argument of the template, which may have come as a field of its own."""
     if path[:1] == ("reasoning_effort",):
         return "/output_config/effort"
-    return _joined("/chat_template_kwargs", *path)
-
-
-def _joined(start: str, *path: str | int) -> str:
-    return start + "".join(f"/{escaped(str(step))}" for step in path)
+    return pointer_to("chat_template_kwargs", *path)

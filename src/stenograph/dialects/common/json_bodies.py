@@ -180,6 +180,22 @@ def _pointer(path: str) -> str:
     return "".join(f"/{step}" for step in steps)
 
 
+ENGINES_NAMES = {
+    "dp_rank": "routed_dp_rank",
+    "prefill_dp_rank": "disagg_prefill_dp_rank",
+    "num_top_logprobs": "top_logprobs",
+    "keeps_stop": "include_stop_str_in_output",
+    "separates_reasoning": "separate_reasoning",
+    "tokens_as_ids": "return_tokens_as_token_ids",
+}
+"""OpenAI's names, vLLM's and SGLang's, of fields that have another one here."""
+
+
+def pointer_to(*steps: str | int | None) -> str:
+    """The JSON pointer of these steps, without those that are None."""
+    return "".join(f"/{escaped(str(step))}" for step in steps if step is not None)
+
+
 def escaped(key: str) -> str:
     """One step of a JSON pointer. Source: RFC 6901, section 3."""
     return key.replace("~", "~0").replace("/", "~1")

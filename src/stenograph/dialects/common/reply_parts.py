@@ -6,13 +6,25 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from stenograph.core.chat import StreamPiece
+from stenograph.core.chat import ChatReply, StreamPiece
 from stenograph.core.json_pieces import PIECE_VALUES, joined, json_pieces, json_whole
 from stenograph.core.messages import ReplyDelta
-from stenograph.core.types import Chunk, TopLogprob
+from stenograph.core.types import Chunk, FinishReason, TopLogprob
+from stenograph.dialects.base import Body
 
 TokenText = Callable[[int], str]
 """One token as text, for a person; bytes that are no UTF-8 by themselves are U+FFFD."""
+
+
+FINISH_HEADER = "x-stenograph-finish"
+"""The header that tells an aborted reply from one that was cut, in a protocol that has no word for it."""
+
+
+def json_body(content: bytes | Iterator[bytes], reply: ChatReply | None = None) -> Body:
+    """JSON as an answer's body; of a `reply` that was aborted with the header that says so."""
+    is_aborted = reply is not None and reply.sampled.finish.reason is FinishReason.ABORT
+    aborted = [(FINISH_HEADER, "abort")] if is_aborted else []
+    return Body(content=content, headers=[("content-type", "application/json"), *aborted])
 
 
 def token_name(id_: int, token_text: TokenText, *, as_id: bool) -> str:

@@ -10,10 +10,10 @@ import msgspec
 from stenograph.core.chat import ChatReply, ChatRequest, ReplyOptions, Spelling
 from stenograph.core.errors import InvalidRequest, StenographError
 from stenograph.core.json_types import Count
-from stenograph.core.types import FinishReason, SamplingParams
+from stenograph.core.types import SamplingParams
 from stenograph.dialects.base import Body, Decoded, Incoming, Refusal, Spoken
 from stenograph.dialects.common.json_bodies import shown
-from stenograph.dialects.common.reply_parts import TokenText
+from stenograph.dialects.common.reply_parts import TokenText, json_body
 from stenograph.dialects.common.sampling import request_json
 from stenograph.dialects.gemini.errors import gemini_refusal
 from stenograph.dialects.gemini.reply import GeminiStream, encode_gemini
@@ -26,8 +26,6 @@ _MODEL = r"/(?P<version>v1|v1beta|v1alpha)/models/(?P<model>[^/]+)"
 COUNT = "countTokens"
 COUNT_PATH = f"{_MODEL}:{COUNT}"
 GENERATE_PATH = f"{_MODEL}:(?P<method>{GENERATE}|{STREAM})"
-FINISH_HEADER = ("x-stenograph-finish", "abort")
-"""The header of an unstreamed reply whose turn was aborted: its finish reason alone does not say so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +55,7 @@ class GeminiDialect:
 
     def whole(self, reply_id: str, options: ReplyOptions, replies: Sequence[ChatReply], *, spelling: Spelling) -> Body:
         (reply,) = replies
-        content = encode_gemini(reply, _gemini(spelling), self._token_text_of(options))
-        is_aborted = reply.sampled.finish.reason is FinishReason.ABORT
-        more = [FINISH_HEADER] if is_aborted else []
-        return Body(content=content, headers=[("content-type", "application/json"), *more])
+        return json_body(encode_gemini(reply, _gemini(spelling), self._token_text_of(options)), reply)
 
     def stream(
         self, reply_id: str, options: ReplyOptions, *, created: int, spelling: Spelling, params: SamplingParams
@@ -98,7 +93,7 @@ class GeminiCounter:
 
     def counted(self, num_tokens: int) -> Body:
         body: TokenCount = {"totalTokens": num_tokens}
-        return Body(content=msgspec.json.encode(body), headers=[("content-type", "application/json")])
+        return json_body(msgspec.json.encode(body))
 
     def refusal(self, error: StenographError, spelling: Spelling | None) -> Refusal:
         return gemini_refusal(error, spelling)

@@ -194,11 +194,8 @@ def _raw_ids(ids: "array[int]") -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(ids.tolist()))
 
 
-class StreamEncoder:
-    """Writes one streamed reply: `start`, any number of `pieces`, then `end` after the commit, or nothing.
-
-    A chat has one prompt and one reply.
-    """
+class OpenAIStream:
+    """A stream of a chat or of a completion: its events are data, and `[DONE]` is the last."""
 
     headers = EVENT_STREAM_HEADERS
 
@@ -212,16 +209,36 @@ class StreamEncoder:
         token_text: TokenText,
         spelling: Spelling | None = None,
     ) -> None:
-        self._empty: ChatCompletionChunk = {
-            "id": reply_id,
-            "object": "chat.completion.chunk",
-            "created": created,
-            "model": model,
-            "choices": [],
-        }
+        self._reply_id = reply_id
+        self._created = created
+        self._model = model
         self._options = options
         self._token_text = token_text
         self._spelling = spelling
+
+    def alive(self, prompts: Sequence["array[int]"]) -> bytes:
+        """A comment: OpenAI has no event for it."""
+        return STILL_ALIVE
+
+    def failed(self, error: StenographError) -> bytes:
+        """The error as an event, and no `[DONE]`."""
+        return data_event(error_body(error, self._spelling))
+
+
+class StreamEncoder(OpenAIStream):
+    """Writes one streamed reply: `start`, any number of `pieces`, then `end` after the commit, or nothing.
+
+    A chat has one prompt and one reply.
+    """
+
+    def _chunk(self, *choices: ChunkChoice) -> ChatCompletionChunk:
+        return {
+            "id": self._reply_id,
+            "object": "chat.completion.chunk",
+            "created": self._created,
+            "model": self._model,
+            "choices": list(choices),
+        }
 
     def start(self, prompts: Sequence["array[int]"]) -> bytes | Iterator[bytes]:
         """The first event: the role, and the prompt's ids if they were asked for; in pieces if they are many."""
@@ -229,8 +246,7 @@ class StreamEncoder:
             return b""
         delta: MessageDelta = {"role": "assistant", "content": ""}
         choice: ChunkChoice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
-        body = self._empty.copy()
-        body["choices"] = [choice]
+        body = self._chunk(choice)
         if not self._options.return_token_ids:
             return data_event(msgspec.json.encode(body))
         body["prompt_token_ids"] = prompts[0]
@@ -258,9 +274,7 @@ class StreamEncoder:
             choice["logprobs"] = {"content": list(chain.from_iterable(rows))}
         if self._options.return_token_ids and piece.chunks:
             choice["token_ids"] = [id_ for chunk in piece.chunks for id_ in chunk.ids]
-        body = self._empty.copy()
-        body["choices"] = [choice]
-        return data_event(msgspec.json.encode(body))
+        return data_event(msgspec.json.encode(self._chunk(choice)))
 
     def end(self, replies: Sequence[ChatReply]) -> bytes | Iterator[bytes]:
         """The finish reason, the usage if it was asked for, and the terminal event. Send only after the commit."""
@@ -274,22 +288,16 @@ class StreamEncoder:
             "finish_reason": finish_of(reply.sampled.finish.reason, reply.parsed.message),
             "stop_reason": reply.sampled.finish.matched,
         }
-        chunk = self._empty.copy()
-        chunk["choices"] = [choice]
-        body = data_event(msgspec.json.encode(chunk))
+        body = data_event(msgspec.json.encode(self._chunk(choice)))
         if self._options.include_usage:
-            last = self._empty.copy()
+            last = self._chunk()
             last["usage"] = usage_body([reply.usage])
             body += data_event(msgspec.json.encode(last))
         return body + DONE
 
-    def alive(self, prompts: Sequence["array[int]"]) -> bytes:
-        """A comment: OpenAI has no event for it."""
-        return STILL_ALIVE
-
     def failed(self, error: StenographError) -> bytes:
         """The error as an event, and no `[DONE]`."""
-        return data_event(miles_body(error) if self._options.as_miles else error_body(error, self._spelling))
+        return data_event(miles_body(error)) if self._options.as_miles else super().failed(error)
 
 
 def one_event(reply: ChatReply, options: ReplyOptions, token_text: TokenText) -> bytes | Iterator[bytes]:

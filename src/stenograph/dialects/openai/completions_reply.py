@@ -5,18 +5,17 @@ The ids of a reply are in vLLM's places: `prompt_token_ids` and `token_ids` in e
 
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import accumulate, chain
 from typing import Literal, NotRequired, TypedDict
 
 import msgspec
 
-from stenograph.core.chat import FINISHES, ChatReply, ReplyOptions, Spelling, StreamPiece, TextFinish
-from stenograph.core.errors import StenographError
+from stenograph.core.chat import FINISHES, ChatReply, ReplyOptions, StreamPiece, TextFinish
 from stenograph.core.json_pieces import as_chunked_list, json_pieces
 from stenograph.core.json_types import Count, Logprob, TokenIds
-from stenograph.core.sse import EVENT_STREAM_HEADERS, STILL_ALIVE, data_event, data_event_pieces
+from stenograph.core.sse import data_event, data_event_pieces
 from stenograph.core.types import Chunk
-from stenograph.dialects.common.errors import error_body
 from stenograph.dialects.common.reply_parts import (
     Drawn,
     TokenText,
@@ -26,7 +25,7 @@ from stenograph.dialects.common.reply_parts import (
     token_name,
     whole_or_pieces,
 )
-from stenograph.dialects.openai.chat_reply import DONE, ReplyUsage, usage_body
+from stenograph.dialects.openai.chat_reply import DONE, OpenAIStream, ReplyUsage, usage_body
 
 
 class LegacyLogprobs(TypedDict):
@@ -89,35 +88,25 @@ def encode_completion(
     return reply_text(body, num_ids=num_ids, num_rows=options.logprobs * num_sampled)
 
 
-class CompletionStreamEncoder:
+class CompletionStreamEncoder(OpenAIStream):
     """Writes one streamed reply: any number of `pieces`, then `end` after the commit, or nothing.
 
     `prompts` are the ids of all prompts.
     """
 
-    headers = EVENT_STREAM_HEADERS
+    @cached_property
+    def _offsets(self) -> dict[int, int]:
+        """Characters of each choice that were written."""
+        return {}
 
-    def __init__(
-        self,
-        *,
-        reply_id: str,
-        created: int,
-        model: str,
-        options: ReplyOptions,
-        token_text: TokenText,
-        spelling: Spelling | None = None,
-    ) -> None:
-        self._empty: TextCompletion = {
-            "id": reply_id,
+    def _body(self, *choices: TextChoice) -> TextCompletion:
+        return {
+            "id": self._reply_id,
             "object": "text_completion",
-            "created": created,
-            "model": model,
-            "choices": [],
+            "created": self._created,
+            "model": self._model,
+            "choices": list(choices),
         }
-        self._options = options
-        self._token_text = token_text
-        self._spelling = spelling
-        self._offsets: dict[int, int] = {}
 
     def start(self, prompts: Sequence["array[int]"]) -> bytes:
         """Nothing: the first event of each choice comes with its first piece."""
@@ -139,14 +128,6 @@ class CompletionStreamEncoder:
         prompts = [reply.prompt.ids for reply in replies]
         return whole_or_pieces(self._end(replies), num_ids=self._num_first(range(len(replies)), prompts))
 
-    def alive(self, prompts: Sequence["array[int]"]) -> bytes:
-        """A comment: OpenAI has no event for it."""
-        return STILL_ALIVE
-
-    def failed(self, error: StenographError) -> bytes:
-        """The error as an event, and no `[DONE]`."""
-        return data_event(error_body(error, self._spelling))
-
     def _end(self, replies: Sequence[ChatReply]) -> Iterator[bytes]:
         for index, reply in enumerate(replies):
             choice = _choice(index, "", None)
@@ -154,7 +135,7 @@ class CompletionStreamEncoder:
             self._begin(choice, reply.prompt.ids)
             yield from self._event(choice)
         if self._options.include_usage:
-            last = self._empty.copy()
+            last = self._body()
             last["usage"] = usage_body([reply.usage for reply in replies])
             yield data_event(msgspec.json.encode(last))
         yield DONE
@@ -198,8 +179,7 @@ class CompletionStreamEncoder:
         return sum(len(prompts[index]) for index in indices if index not in self._offsets)
 
     def _event(self, choice: TextChoice) -> Iterator[bytes]:
-        body = self._empty.copy()
-        body["choices"] = [choice]
+        body = self._body(choice)
         if "prompt_token_ids" in choice:
             return data_event_pieces(json_pieces(body))
         return iter((data_event(msgspec.json.encode(body)),))

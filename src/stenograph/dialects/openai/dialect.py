@@ -11,7 +11,7 @@ from stenograph.core.errors import StenographError
 from stenograph.core.types import SamplingParams
 from stenograph.dialects.base import Body, Decoded, Incoming, Refusal, Spoken
 from stenograph.dialects.common.errors import refusal
-from stenograph.dialects.common.reply_parts import TokenText
+from stenograph.dialects.common.reply_parts import TokenText, json_body
 from stenograph.dialects.common.sampling import request_json
 from stenograph.dialects.openai.chat import CHAT_PATH, decode_with_record
 from stenograph.dialects.openai.chat_reply import StreamEncoder, encode_reply, with_token_ids
@@ -43,8 +43,7 @@ class ChatDialect:
         (reply,) = replies
         written = reply.written
         if written is None:
-            content = encode_reply(reply, options, self.token_text)
-            return Body(content=content, headers=[("content-type", "application/json")])
+            return json_body(encode_reply(reply, options, self.token_text))
         if options.return_token_ids:
             written = written.with_body(with_token_ids(written.body, reply))
         return Body(content=written.body, headers=[("content-type", written.content_type), *written.headers])
@@ -87,8 +86,7 @@ class CompletionDialect:
                 yield request, request_json(COMPLETIONS_PATH, request.model, request.recorded, request.sent)
 
     def whole(self, reply_id: str, options: ReplyOptions, replies: Sequence[ChatReply], *, spelling: Spelling) -> Body:
-        content = encode_completion(reply_id, replies, options, self.token_text)
-        return Body(content=content, headers=[("content-type", "application/json")])
+        return json_body(encode_completion(reply_id, replies, options, self.token_text))
 
     def stream(
         self, reply_id: str, options: ReplyOptions, *, created: int, spelling: Spelling, params: SamplingParams

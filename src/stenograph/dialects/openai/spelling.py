@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from stenograph.core.blame import Blame, RequestPart
-from stenograph.dialects.common.json_bodies import escaped
+from stenograph.dialects.common.json_bodies import ENGINES_NAMES, pointer_to
 
 CHAT = "chat"
 COMPLETIONS = "completions"
@@ -21,15 +21,6 @@ _FIELDS = {
     RequestPart.TEMPLATE_KWARGS: "chat_template_kwargs",
     RequestPart.TRUNCATION: "truncate_prompt_tokens",
 }
-_NAMES = {
-    "dp_rank": "routed_dp_rank",
-    "prefill_dp_rank": "disagg_prefill_dp_rank",
-    "num_top_logprobs": "top_logprobs",
-    "keeps_stop": "include_stop_str_in_output",
-    "separates_reasoning": "separate_reasoning",
-    "tokens_as_ids": "return_tokens_as_token_ids",
-}
-"""OpenAI's names, vLLM's and SGLang's, of fields that have another one here."""
 
 
 class OpenAISpelling(Struct, frozen=True, kw_only=True, gc=False):
@@ -57,16 +48,11 @@ class OpenAISpelling(Struct, frozen=True, kw_only=True, gc=False):
             case RequestPart.MAX_TOKENS:
                 return f"/{self.max_tokens}"
             case RequestPart.PROMPT:
-                return _joined(self.prompt, blame.index if self.has_prompts else None, blame.path)
+                return pointer_to(self.prompt, blame.index if self.has_prompts else None, *blame.path)
             case RequestPart.SAMPLING | RequestPart.TEXT_VIEW | RequestPart.REPLY_OPTIONS | RequestPart.ROUTING:
-                name = _NAMES.get(str(blame.path[0]), str(blame.path[0]))
-                return _joined(self.other_names.get(name, name), None, blame.path[1:])
+                name = ENGINES_NAMES.get(str(blame.path[0]), str(blame.path[0]))
+                return pointer_to(self.other_names.get(name, name), *blame.path[1:])
             case RequestPart.TOOLS if blame.path:
-                return _joined(_FIELDS[blame.part], blame.index, ("function", *blame.path))
+                return pointer_to(_FIELDS[blame.part], blame.index, "function", *blame.path)
             case _:
-                return _joined(_FIELDS[blame.part], blame.index, blame.path)
-
-
-def _joined(field_name: str, index: int | None, path: tuple[str | int, ...]) -> str:
-    steps = (field_name, *(() if index is None else (index,)), *path)
-    return "".join(f"/{escaped(str(step))}" for step in steps)
+                return pointer_to(_FIELDS[blame.part], blame.index, *blame.path)

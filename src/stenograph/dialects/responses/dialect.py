@@ -5,19 +5,16 @@ from dataclasses import dataclass
 
 from stenograph.core.chat import ChatReply, ReplyOptions, Spelling
 from stenograph.core.errors import StenographError
-from stenograph.core.types import FinishReason, SamplingParams
+from stenograph.core.types import SamplingParams
 from stenograph.dialects.base import Body, Decoded, Incoming, Refusal, Spoken
 from stenograph.dialects.common.errors import refusal
-from stenograph.dialects.common.reply_parts import TokenText
+from stenograph.dialects.common.reply_parts import TokenText, json_body
 from stenograph.dialects.responses.ids import turn_of_response
 from stenograph.dialects.responses.reply import encode_response
 from stenograph.dialects.responses.request import RESPONSES_PATH, decode_response
 from stenograph.dialects.responses.spelling import PLAIN, RESPONSES, ReplyForm, ResponsesSpelling, form_of_record
 from stenograph.dialects.responses.stream import ResponseWriter
 from stenograph.dialects.settings import UnknownFields
-
-FINISH = "x-stenograph-finish"
-"""The header that tells an aborted reply from one that was cut: the protocol has no word for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +62,7 @@ class ResponsesDialect:
         return refusal(error, spelling)
 
     def _body(self, reply: ChatReply, options: ReplyOptions, form: ReplyForm) -> Body:
-        content = encode_response(reply, options, form, self.model, self.token_text)
-        headers = [("content-type", "application/json")]
-        if reply.sampled.finish.reason is FinishReason.ABORT:
-            headers.append((FINISH, "abort"))
-        return Body(content=content, headers=headers)
+        return json_body(encode_response(reply, options, form, self.model, self.token_text), reply)
 
 
 def _form(spelling: Spelling) -> ReplyForm:

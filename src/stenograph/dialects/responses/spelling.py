@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Raw
 
 from stenograph.core.blame import Blame, RequestPart
-from stenograph.dialects.common.json_bodies import escaped
+from stenograph.dialects.common.json_bodies import ENGINES_NAMES, pointer_to
 from stenograph.dialects.responses.ids import RESPONSE
 from stenograph.dialects.responses.item_messages import MessagePlace, message_pointer
 from stenograph.dialects.responses.tools import CallForm
@@ -22,12 +22,6 @@ _FIELDS = {
     RequestPart.TOOL_CHOICE: "tool_choice",
     RequestPart.TEMPLATE_KWARGS: "chat_template_kwargs",
     RequestPart.TRUNCATION: "truncate_prompt_tokens",
-}
-_NAMES = {
-    "dp_rank": "routed_dp_rank",
-    "prefill_dp_rank": "disagg_prefill_dp_rank",
-    "num_top_logprobs": "top_logprobs",
-    "keeps_stop": "include_stop_str_in_output",
 }
 
 
@@ -77,12 +71,12 @@ class ResponsesSpelling:
                 whole = {RequestPart.PROMPT: "/input", RequestPart.GRAMMAR: self.grammar}
                 return whole.get(blame.part, f"/{self.max_tokens}")
             case RequestPart.SAMPLING | RequestPart.TEXT_VIEW | RequestPart.REPLY_OPTIONS | RequestPart.ROUTING:
-                name = _NAMES.get(str(blame.path[0]), str(blame.path[0]))
-                return _joined(self.other_names.get(name, name), blame.path[1:])
+                name = ENGINES_NAMES.get(str(blame.path[0]), str(blame.path[0]))
+                return pointer_to(self.other_names.get(name, name), *blame.path[1:])
             case RequestPart.TOOLS if blame.index is not None and blame.index < len(self.tools):
-                return self.tools[blame.index] + "".join(f"/{escaped(str(step))}" for step in blame.path)
+                return self.tools[blame.index] + pointer_to(*blame.path)
             case _:
-                return _joined(_FIELDS[blame.part], blame.path)
+                return pointer_to(_FIELDS[blame.part], *blame.path)
 
 
 def form_of_record(request_json: bytes) -> ReplyForm:
@@ -97,7 +91,3 @@ class KeptForm(msgspec.Struct):
 
 
 _RECORD = msgspec.json.Decoder(KeptForm)
-
-
-def _joined(name: str, path: tuple[str | int, ...]) -> str:
-    return "".join(f"/{escaped(str(step))}" for step in (name, *path))

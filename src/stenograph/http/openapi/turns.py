@@ -28,7 +28,8 @@ from stenograph.core.errors import (
 from stenograph.dialects.anthropic.dialect import COUNT_TOKENS_PATH, MESSAGES_PATH, CountedTokens
 from stenograph.dialects.anthropic.errors import MessagesErrorBody
 from stenograph.dialects.anthropic.fields import WireMessagesRequest
-from stenograph.dialects.anthropic.reply import FINISH_HEADER, MessagesReply
+from stenograph.dialects.anthropic.reply import MessagesReply
+from stenograph.dialects.common.reply_parts import FINISH_HEADER
 from stenograph.dialects.gemini.dialect import COUNT, GENERATE, STREAM, TokenCount
 from stenograph.dialects.gemini.errors import GeminiErrorBody
 from stenograph.dialects.gemini.fields import WireGenerateRequest
