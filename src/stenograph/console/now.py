@@ -12,6 +12,7 @@ from typing import TypedDict
 
 from stenograph.core.json_types import Count, Hex32
 from stenograph.core.stages import Stage, StageTimes
+from stenograph.engine.base import ShownEngine
 from stenograph.session.watch import RequestTask
 
 MAX_RUNNING = 200
@@ -43,13 +44,10 @@ class Quantiles(TypedDict):
     max: float | None
 
 
-class NowEngine(TypedDict):
+class NowEngine(ShownEngine):
     """An engine."""
 
-    name: str
-    engine: str
     state: str
-    detail: str
     num_running: Count | None
 
 

@@ -16,12 +16,13 @@ import enum
 from array import array
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 from msgspec import Struct
 
 from stenograph.core.chat import ChatRequest
 from stenograph.core.errors import RouteNotFound
+from stenograph.core.json_types import Count
 from stenograph.core.kinds import SaltPolicy
 from stenograph.core.routing import Routing, RoutingHint
 from stenograph.core.telemetry import GrammarStep
@@ -153,6 +154,21 @@ class EngineCounts:
     num_cached: int
 
 
+class ShownEngine(TypedDict):
+    """An engine as each answer shows it."""
+
+    name: str
+    engine: str
+    detail: str
+
+
+class EngineRow(ShownEngine):
+    """One engine. `state` is `stopped` while it leaves. `detail` is a line for the operator."""
+
+    state: EngineState
+    num_running: Count
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatus:
     """One engine as people and monitors see it. `name` is its address, or what it is; `note` its capabilities'.
@@ -166,6 +182,16 @@ class EngineStatus:
     note: str = ""
     num_running: int
     counts: EngineCounts | None = None
+
+    def shown(self) -> EngineRow:
+        """The status as an answer shows it."""
+        return {
+            "name": self.name,
+            "engine": self.engine,
+            "state": self.health.state,
+            "detail": self.health.detail or self.note,
+            "num_running": self.num_running,
+        }
 
 
 class Engine(Protocol):

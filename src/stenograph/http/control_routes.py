@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, TypedDict, TypeVar
+from typing import Literal, TypedDict, TypeVar, cast
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -24,7 +24,7 @@ from stenograph.core.json_types import Count, Hex32, TokenIds
 from stenograph.core.loaded import entry
 from stenograph.dialects.common.errors import refusal_of
 from stenograph.dialects.sessions import Detokenize, Tokenize, decode_detokenize, decode_tokenize
-from stenograph.engine.base import EngineState
+from stenograph.engine.base import EngineState, ShownEngine
 from stenograph.http.binding import LaterRoutes, bound
 from stenograph.http.create_route import CreateRoute
 from stenograph.http.front_page import FrontPage, front_page
@@ -61,14 +61,11 @@ class Health(TypedDict):
     session_server_instance_id: Hex32
 
 
-class WireEngineStatus(TypedDict):
+class WireEngineStatus(ShownEngine):
     """One engine. `name` is its address or its kind. `detail` is a line for the operator, such as why it is not ready.
     `num_running` counts this server's turns there, or is null if they are not counted."""
 
-    engine: str
-    name: str
     state: EngineState
-    detail: str
     num_running: Count | None
 
 
@@ -218,16 +215,8 @@ class ControlRoutes:
         is_writable = storage is None or storage.store.failure is None
         paused = self.core.services.weights.is_held
         ready = is_writable and not paused and self.core.services.engine.health().state is EngineState.READY
-        engines: list[WireEngineStatus] = [
-            {
-                "engine": status.engine,
-                "name": status.name,
-                "state": status.health.state,
-                "detail": status.health.detail or status.note,
-                "num_running": status.num_running,
-            }
-            for status in self.core.services.engine.statuses()
-        ]
+        statuses = self.core.services.engine.statuses()
+        engines = cast("list[WireEngineStatus]", [status.shown() for status in statuses])
         readiness: Readiness = {"ready": ready, "paused": paused, "engines": engines}
         return json_response(readiness, status=200 if ready else 503)
 

@@ -9,25 +9,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stenograph.core.errors import Forbidden, InvalidRequest, LastEngine, RouteNotFound, StartupError, StenographError
-from stenograph.core.json_types import Count
 from stenograph.dialects.sessions import AddEngine, decode_engine
-from stenograph.engine.base import Engine, EngineState, EngineStatus
+from stenograph.engine.base import Engine, EngineRow, EngineState
 from stenograph.engine.fleet.fleet import Fleet, FleetMember
 from stenograph.engine.settings import URLS
 from stenograph.http.route import All, Asking, Needs, Who, parameter, route
 from stenograph.http.session_routes import check_query
 from stenograph.http.wire import json_response, read_json
 from stenograph.session.weight_sync import WeightSync
-
-
-class EngineRow(TypedDict):
-    """One engine. `state` is `stopped` while it leaves. `detail` is a line for the operator."""
-
-    name: str
-    engine: str
-    state: EngineState
-    detail: str
-    num_running: Count
 
 
 class EngineList(TypedDict):
@@ -62,7 +51,7 @@ class EngineRoutes:
     )
     async def list_engines(self, request: Request) -> Response:
         """`GET /engines`."""
-        engines: EngineList = {"engines": [_row(status) for status in self.engine.statuses()]}
+        engines: EngineList = {"engines": [status.shown() for status in self.engine.statuses()]}
         return json_response(engines)
 
     @route(
@@ -99,7 +88,7 @@ class EngineRoutes:
             await asyncio.gather(fleet.leave(member.name), self.sync.change_engines())
             raise
         status = next(status for status in fleet.statuses() if status.name == member.name)
-        return json_response(_row(status))
+        return json_response(status.shown())
 
     @route(
         "DELETE /engines/{name:path}",
@@ -193,13 +182,3 @@ class EngineRoutes:
                 "This server has one engine, without an address: to add engines, start it with --engine-url."
             )
         return self.engine
-
-
-def _row(status: EngineStatus) -> EngineRow:
-    return {
-        "name": status.name,
-        "engine": status.engine,
-        "state": status.health.state,
-        "detail": status.health.detail or status.note,
-        "num_running": status.num_running,
-    }

@@ -5,6 +5,7 @@ A server of several processes merges those of all (cluster/all_moments.py).
 
 import asyncio
 from collections.abc import AsyncGenerator
+from typing import cast
 
 import msgspec
 
@@ -90,22 +91,10 @@ class NowBoard:
             "prompt_per_s": readings.rate(lambda one: one.prompt_tokens),
             "loop_lag": readings.quantiles(lambda one: one.lags, LOOP_LAG.bounds),
             "ttft": readings.quantiles(lambda one: one.ttfts, TTFT.bounds),
-            "engines": self._engines(),
+            "engines": cast("list[NowEngine]", [status.shown() for status in self._core.services.engine.statuses()]),
             "weights": {
                 "version": manager.weights.version,
                 "paused": manager.weights.is_held,
                 "changing": manager.weights.is_changing,
             },
         }
-
-    def _engines(self) -> list[NowEngine]:
-        return [
-            {
-                "name": status.name,
-                "engine": status.engine,
-                "state": str(status.health.state),
-                "detail": status.health.detail or status.note,
-                "num_running": status.num_running,
-            }
-            for status in self._core.services.engine.statuses()
-        ]

@@ -480,17 +480,17 @@ def _blames_request(error: StenographError) -> bool:
 
 
 def _status_of(post: _MemberState, now: float) -> EngineStatus:
-    health, capabilities = post.engine.health(), post.engine.capabilities
+    (status,) = post.engine.statuses()
+    health = status.health
     if post.is_leaving:
         health = EngineHealth(state=EngineState.STOPPED, detail="it leaves when its turns have ended")
     elif post.trust.in_doubt and not health.detail:
         doubt = f"in doubt, tried again in {post.trust.retry_in_s(now):.0f} s: {post.trust.why}"
         health = EngineHealth(state=health.state, detail=doubt)
-    return EngineStatus(
+    return replace(
+        status,
         name=post.name,
-        engine=capabilities.engine,
         health=health,
-        note=capabilities.note,
         num_running=post.num_running,
         counts=EngineCounts(
             outcomes=post.outcomes.copy(),
