@@ -15,8 +15,8 @@ from stenograph.dialects.openai.completions import decode_completion
 from stenograph.engine.base import Engine, GenerateRequest
 from stenograph.engine.embedded import EmbeddedEngine
 from stenograph.session.opening import TAIL_TOKENS
-from stenograph.text.plain import PlainParser
 from stenograph.text.renderer import Renderer
+from stenograph.text.reply_text import PlainParser
 
 _REPLY = Message(role=Role.ASSISTANT, content="")
 """Stands for a reply in a bridge: of one without calls, nothing matters but that there was one."""

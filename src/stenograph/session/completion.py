@@ -19,8 +19,8 @@ from stenograph.session.services import TurnServices
 from stenograph.session.steps import TurnRun
 from stenograph.session.strand import Leases, Strand
 from stenograph.text.grammar.held import BeforeAnswer
-from stenograph.text.plain import PlainParser
 from stenograph.text.reading import Parser
+from stenograph.text.reply_text import PlainParser
 from stenograph.trajectory.history import Attachment
 from stenograph.trajectory.turn import PromptContext
 

@@ -1,10 +1,12 @@
 """A reply's ids to the text that its parser reads, as it streams. Knows nothing of any syntax.
 
-Owns which control tokens are text, and what a stop string leaves of it.
+Owns which control tokens are text, what a stop string leaves of it, and completions, which are no message: text alone.
 """
 
 from collections.abc import Collection, Sequence
 
+from stenograph.core.chat import ParsedReply, TextView
+from stenograph.core.messages import Message, ReplyDelta, Role
 from stenograph.core.types import Finish, FinishReason
 from stenograph.model.tokenizer import Tokenizer
 
@@ -186,3 +188,30 @@ class ReplyText:
         rest = "" if is_ended else "".join(map(self._stream.push, last))
         rest += self._stream.flush(is_ended=is_ended and not last)
         return self._stops.push(rest) + self._stops.finish(finish)
+
+
+class PlainParser:
+    """The parser of one completion; owned by its turn. `feed` as ids come, `finish` once.
+
+    The text ends with the stop string that ended it, or before, as `view` says. With control tokens it has all of them,
+    the last as well. No stop string ends it that its first `min_tokens` ids complete.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, stop: tuple[str, ...], view: TextView, min_tokens: int = 0) -> None:
+        stream = ShownStream(tokenizer, skips_special=view.skips_special, shows_last=True)
+        stops = StopStrings(stop, keeps_last=view.keeps_stop)
+        self._reading = ReplyText(stream, stops, min_tokens=min_tokens)
+        self._text: list[str] = []
+
+    def feed(self, ids: Sequence[int]) -> ReplyDelta:
+        """Read more ids; the text that became certain by them."""
+        return self._delta(self._reading.push(ids))
+
+    def finish(self, finish: Finish) -> tuple[ReplyDelta, ParsedReply]:
+        """The end: what was still held back, and the whole text as a message."""
+        delta = self._delta(self._reading.finish(finish))
+        return delta, ParsedReply(message=Message(role=Role.ASSISTANT, content="".join(self._text)))
+
+    def _delta(self, text: str) -> ReplyDelta:
+        self._text.append(text)
+        return ReplyDelta(content=text)

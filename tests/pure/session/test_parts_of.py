@@ -8,7 +8,7 @@ from stenograph.core.chat import TextView
 from stenograph.core.types import Chunk, Finish, FinishReason, TopLogprob
 from stenograph.model.tokenizer import Tokenizer
 from stenograph.session.reply_buffer import READ_AT_ONCE, parts_of
-from stenograph.text.plain import PlainParser
+from stenograph.text.reply_text import PlainParser
 
 TOKENIZER = Tokenizer(tiny_tokenizer_json())
 FINISH = Finish(reason=FinishReason.STOP)

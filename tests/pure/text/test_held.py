@@ -15,7 +15,7 @@ from stenograph.core.errors import GrammarBesideCall, InvalidRequest
 from stenograph.core.types import Grammar, GrammarKind, PromptEnd
 from stenograph.embedded.grammar.llguidance import LlguidanceBackend
 from stenograph.engine.settings import EngineKind
-from stenograph.families.gpt_oss.grammar import before_answer
+from stenograph.families.gpt_oss.family import before_answer
 from stenograph.families.gpt_oss.reply import CHANNEL, MESSAGE, START
 from stenograph.families.gpt_oss.reply import END as CLOSE
 from stenograph.model.tokenizer import Tokenizer

@@ -13,8 +13,8 @@ from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ParseProblem
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.messages import Tool
-from stenograph.families.glm.calls import glm_calls
-from stenograph.families.minimax.calls import MINIMAX_CALLS as MINIMAX
+from stenograph.families.glm.family import glm_calls
+from stenograph.families.minimax.family import MINIMAX_CALLS as MINIMAX
 from stenograph.text.call_syntax import CallSyntax, CallText, ForcedTool
 from stenograph.text.element_calls import OPEN_STRING
 from stenograph.text.grammar.lark import quoted
