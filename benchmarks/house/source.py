@@ -15,9 +15,9 @@ NO_CODE = {
 PARTS: Mapping[str, tuple[str, ...]] = {
     "embedded": ("embedded", "engine/embedded"),
     "cluster": ("cluster",),
-    "console": ("console", "http/console_page", "http/console_routes"),
-    "weights": ("dialects/weight_commands", "http/weight_routes", "session/weight_sync"),
-    "otel": ("http/traces",),
+    "console": ("console",),
+    "weights": ("weights",),
+    "otel": ("otel",),
     "verify": ("verify",),
 }  # fmt: skip
 """The modules of each part. What is in none is the core, but for the rooms outside it."""

@@ -7,8 +7,8 @@ from stenograph.cluster.shared_store import OWNER_METRICS
 from stenograph.cluster.worker import WORKER_METRICS
 from stenograph.http.metric_table import METRICS, STORE_METRICS, Metric
 from stenograph.http.metrics import Metrics
-from stenograph.http.traces.tracing import TRACE_METRICS
 from stenograph.http.weight_metrics import WEIGHT_METRICS
+from stenograph.otel.tracing import TRACE_METRICS
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 

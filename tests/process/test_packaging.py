@@ -25,8 +25,8 @@ from stenograph.cli.settings_table import SETTINGS, load_settings
 from stenograph.cluster.worker import WORKER_METRICS
 from stenograph.http.metric_table import METRICS, STORE_METRICS, MetricType
 from stenograph.http.metrics import Metrics
-from stenograph.http.traces.tracing import TRACE_METRICS
 from stenograph.http.weight_metrics import WEIGHT_METRICS
+from stenograph.otel.tracing import TRACE_METRICS
 
 ROOT = Path(__file__).parents[2]
 PACKAGING = ROOT / "packaging"

@@ -15,10 +15,10 @@ from stenograph.core.clock import SystemClock
 from stenograph.core.weights import ControlAnswer, NameWeights, UpdateWeights, WeightCommand
 from stenograph.engine.base import EngineHealth, EngineState
 from stenograph.engine.fleet.fleet import Fleet, FleetMember
-from stenograph.http.engine_routes import EngineRoutes
-from stenograph.session.weight_sync import SyncResult, WeightSync
 from stenograph.session.weights import SyncState, Weights
 from stenograph.text.renderer import Renderer
+from stenograph.weights.engine_routes import EngineRoutes
+from stenograph.weights.sync import SyncResult, WeightSync
 
 from .test_engines_join import rigged
 

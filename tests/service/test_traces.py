@@ -18,10 +18,10 @@ from stenograph.core.clock import SystemClock
 from stenograph.core.errors import EngineUnavailable, StartupError
 from stenograph.core.trace_context import TraceContext
 from stenograph.http.metrics import Metrics
-from stenograph.http.traces import spans as names
-from stenograph.http.traces import tracing
-from stenograph.http.traces.otlp import OtlpExport
-from stenograph.http.traces.spans import TraceSpan
+from stenograph.otel import spans as names
+from stenograph.otel import tracing
+from stenograph.otel.otlp import OtlpExport
+from stenograph.otel.spans import TraceSpan
 
 from .collector import Collector, Span
 from .conftest import Live, assistant, user
@@ -350,14 +350,14 @@ def test_only_an_endpoint_imports_the_sdk() -> None:
     importing = {
         str(path.relative_to(PRODUCT))
         for path in PRODUCT.rglob("*.py")
-        if re.search(r"^\s*(from|import) opentelemetry|traces(\.| import )otlp", path.read_text(), re.MULTILINE)
+        if re.search(r"^\s*(from|import) opentelemetry|otel(\.| import )otlp", path.read_text(), re.MULTILINE)
     }
-    assert importing == {"http/traces/otlp.py", "http/traces/tracing.py"}
+    assert importing == {"otel/otlp.py", "otel/tracing.py"}
     assert "opentelemetry" not in Path(tracing.__file__).read_text()
 
 
 def test_without_the_sdk_an_endpoint_is_refused_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "stenograph.http.traces.otlp")
+    monkeypatch.delitem(sys.modules, "stenograph.otel.otlp")
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)  # as if it were not installed
     with pytest.raises(StartupError, match="--otlp-endpoint needs OpenTelemetry's SDK") as refused:
         opened("http://127.0.0.1:1")

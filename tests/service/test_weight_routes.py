@@ -23,8 +23,8 @@ from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.engine.sglang.generate import SGLangGenerate
 from stenograph.engine.vllm.adapter import VLLM
-from stenograph.session.weight_sync import next_version
 from stenograph.text.renderer import Renderer
+from stenograph.weights.sync import next_version
 
 from .conftest import END, Answer, Live, assistant, running, user
 

@@ -6,11 +6,11 @@ PARTS = (
     Part(
         name="weights",
         routes=(
-            "stenograph.http.weight_routes:WeightRoutes",
-            "stenograph.http.engine_routes:EngineRoutes",
-            "stenograph.http.weight_routes:ModelInfoRoute",
+            "stenograph.weights.routes:WeightRoutes",
+            "stenograph.weights.engine_routes:EngineRoutes",
+            "stenograph.weights.routes:ModelInfoRoute",
         ),
-        groups="stenograph.http.weight_groups:weight_groups",
+        groups="stenograph.weights.groups:weight_groups",
     ),
     Part(
         name="backup",
@@ -19,15 +19,15 @@ PARTS = (
     ),
     Part(
         name="console",
-        routes=("stenograph.http.console_routes:ConsoleRoutes",),
+        routes=("stenograph.console.routes:ConsoleRoutes",),
         below="/console",
-        groups="stenograph.http.console_routes:console_groups",
+        groups="stenograph.console.routes:console_groups",
     ),
     Part(
         name="otel",
         by="otlp_endpoint",
-        metrics="stenograph.http.traces.tracing:TRACE_METRICS",
-        tracing="stenograph.http.traces.tracing:opened_tracing",
+        metrics="stenograph.otel.tracing:TRACE_METRICS",
+        tracing="stenograph.otel.tracing:opened_tracing",
     ),
     Part(
         name="cluster",

@@ -11,8 +11,7 @@ from contextlib import aclosing, suppress
 from stenograph.cluster.peers import Peers
 from stenograph.core.errors import WorkerUnavailable
 from stenograph.http.merging import moment
-from stenograph.http.now_board import EVERY_S, FRESH_S
-from stenograph.http.processes import Board
+from stenograph.http.processes import EVERY_S, FRESH_S, Board
 
 NOW_PATH, WATCH_PATH = "/workers/now", "/workers/watch"
 

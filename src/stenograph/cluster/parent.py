@@ -42,7 +42,7 @@ from stenograph.core.loaded import entry
 from stenograph.dialects.settings import DialectKind
 from stenograph.engine.settings import EngineKind
 from stenograph.http.app import LoadedModel, load_model, serve_on
-from stenograph.http.control_routes import LATE_GROUPS
+from stenograph.http.control_routes import LATE
 from stenograph.http.dialects import DIALECTS
 from stenograph.http.engines import load_engine
 from stenograph.http.listen import listen, url_of
@@ -100,7 +100,7 @@ def serve_workers(
 
 def load_parts(settings: Settings, parts: tuple[Part, ...]) -> None:
     """Import what each worker of these settings will use: their parent does it for all, before it forks."""
-    for name in (LATE_GROUPS, *(part.groups for part in parts if part.groups)):
+    for name in (LATE, *(part.groups for part in parts if part.groups)):
         entry(name)
     load_engine(settings)
     for kind in settings.dialects:

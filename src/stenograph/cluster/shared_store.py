@@ -3,7 +3,7 @@
 What a server without `--store` never imports.
 """
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import cast
 
@@ -23,9 +23,8 @@ from stenograph.core.errors import StorageUnavailable
 from stenograph.http.bulk_parts import OwnParts, SessionParts
 from stenograph.http.metric_table import COUNTER, GAUGE, row
 from stenograph.http.metrics import Metrics
-from stenograph.http.part import Core, Part
-from stenograph.http.processes import Processes, ServedApp
-from stenograph.http.route_table import rows
+from stenograph.http.processes import LateParts, Processes, ServedApp
+from stenograph.http.route import Route
 from stenograph.http.settings import Settings
 from stenograph.session.keyed_openings import KeyedOpenings
 from stenograph.session.manager import SessionManager
@@ -132,7 +131,7 @@ class Cluster(Processes):
         super().__init__(None if place is None else place.instance_id)
         self._settings = settings
         self._place = place
-        self.parts: tuple[Part, ...] = ()
+        self.late: Callable[[], LateParts] | None = None
 
     @asynccontextmanager
     async def opened_store(
@@ -165,8 +164,14 @@ class Cluster(Processes):
         )
         metrics.show(OWNER_METRICS, store, self.nodes)
 
-    def wire(self, app: ServedApp, core: Core, openings: KeyedOpenings) -> None:
-        self.parts = core.parts
+    def wire(self, app: ServedApp, openings: KeyedOpenings, late: Callable[[], LateParts]) -> None:
+        self.late = late
+
+    @property
+    def rows(self) -> Sequence[Route]:
+        """The rows of the routes."""
+        assert self.late is not None, "it is wired before it is configured"
+        return self.late().rows
 
     def all_parts(self, own: OwnParts) -> SessionParts:
         return own if self.nodes is None else SharedParts(own=own, nodes=self.nodes)
@@ -174,4 +179,4 @@ class Cluster(Processes):
     def serving(self, guarded: ASGIApp, app: ServedApp) -> ASGIApp:
         if self.nodes is None:
             return guarded
-        return AllServers(guarded, self.nodes, rows(self.parts), metrics=app.metrics, refuse=app.refuse)
+        return AllServers(guarded, self.nodes, self.rows, metrics=app.metrics, refuse=app.refuse)

@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import cast
 
@@ -29,10 +29,8 @@ from stenograph.core.errors import StenographError
 from stenograph.http.bulk_parts import OwnParts, SessionParts
 from stenograph.http.connection import connections_of
 from stenograph.http.metric_table import COUNTER, row
-from stenograph.http.part import Core
-from stenograph.http.processes import Board, ServedApp, SharedEngines, SharedWeights
+from stenograph.http.processes import Board, LateParts, ServedApp, SharedEngines, SharedWeights
 from stenograph.http.route import Who
-from stenograph.http.route_table import rows
 from stenograph.http.settings import Settings
 from stenograph.session.admission import Limits
 from stenograph.session.keyed_openings import KeyedOpenings, OpenedElsewhere
@@ -138,17 +136,16 @@ class Worker(Cluster):
     def share_weights(self, sync: SharedWeights, engines: SharedEngines) -> None:
         self._shared = sync, engines
 
-    def wire(self, app: ServedApp, core: Core, openings: KeyedOpenings) -> None:
-        super().wire(app, core, openings)
+    def wire(self, app: ServedApp, openings: KeyedOpenings, late: Callable[[], LateParts]) -> None:
+        super().wire(app, openings, late)
         self._app = app
-        for part in core.parts:
-            core.groups_of(part)  # other workers ask this one for what they share
+        late().open_parts()
         assert self._moments is not None, "the console shares the moment"
         assert self._shared is not None, "weights are shared"
         sync, engines = self._shared
         self._routes = PeerRoutes(
             openings=openings,
-            parts=core.own_parts,
+            parts=late().own_parts,
             board=self._moments.board,
             sync=sync,
             engines=engines,
@@ -161,7 +158,7 @@ class Worker(Cluster):
         assert self._routes is not None, "a worker is wired before it is configured"
         gathering = Gathering(
             guarded,
-            rows(self.parts),
+            self.rows,
             of_workers=self._routes.app(),
             peers=self._peers,
             own=self.place.number,
@@ -180,7 +177,7 @@ class Worker(Cluster):
             app.refuse,
             ForwardingConnection,
             owners=self._owners(),
-            of_server={row.path for row in rows(self.parts) if row.who is Who.SERVER},
+            of_server={row.path for row in self.rows if row.who is Who.SERVER},
             by_credential=not self._settings.api_key,
             refuse_at=app.refuse_at,
             forwarded=self._forwarded,

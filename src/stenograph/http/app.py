@@ -23,7 +23,7 @@ from stenograph.engine.base import Engine
 from stenograph.engine.settings import EngineKind
 from stenograph.families.load import check_renderer, load_renderer
 from stenograph.http.auth import Doorman
-from stenograph.http.control_routes import ControlRoutes
+from stenograph.http.control_routes import LATE, ControlRoutes
 from stenograph.http.count_route import CountRoute
 from stenograph.http.create_route import CreateRoute
 from stenograph.http.dialects import spoken_by
@@ -153,8 +153,10 @@ def make_app(
         moe_shape=moe_shape,
         parts=parts,
     )
+    late = cache(lambda: entry(LATE)(core))
     control = ControlRoutes(
         core=core,
+        late=late,
         create=CreateRoute.of(settings, services, openings, doorman),
         body_slots=body_slots,
         started_at=int(clock.wall()),
@@ -169,7 +171,7 @@ def make_app(
         nodes=processes.nodes,
         tracing=None if tracing is None else entry(tracing)(core),
     )
-    processes.wire(app, core, openings)
+    processes.wire(app, openings, late)
     return app, manager
 
 

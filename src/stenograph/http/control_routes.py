@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Literal, TypedDict, TypeVar, cast
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -48,9 +48,12 @@ from stenograph.http.wire import ClientGone, count_error, json_in_pieces, json_r
 from stenograph.offload.body_slots import LARGE_BODY_BYTES, BodySlots
 from stenograph.offload.pool import INLINE_BELOW_BYTES
 
+if TYPE_CHECKING:
+    from stenograph.http.late_routes import Late
+
 T = TypeVar("T")
 
-LATE_GROUPS = "stenograph.http.late_routes:late_groups"
+LATE = "stenograph.http.late_routes:Late"
 
 
 class Health(TypedDict):
@@ -116,6 +119,7 @@ class ControlRoutes:
 
     core: Core
     create: CreateRoute
+    late: "Callable[[], Late]"
     body_slots: BodySlots
     started_at: int
     openapi: Callable[[], bytes]
@@ -140,16 +144,17 @@ class ControlRoutes:
 
     async def _routes_of(self, part: Part) -> Sequence[StarletteRoute]:
         """The routes of a part that has a path of its own. It is imported on a thread."""
-        await asyncio.to_thread(entry, part.groups)
-        return bound(self.core.groups_of(part), self.core.doorman)
+        for name in (LATE, part.groups):
+            await asyncio.to_thread(entry, name)
+        return bound(self.late().groups_of(part), self.core.doorman)
 
     async def _late_routes(self) -> Sequence[StarletteRoute]:
         """Every other route, so that they know each other's methods, and behind them the proxy. What is late is
         imported on a thread, and not the pool's: an abort would wait for the turns that are rendered."""
         parts = [part for part in self.core.parts if part.groups and not part.below]
-        for name in (LATE_GROUPS, *(part.groups for part in parts)):
+        for name in (LATE, *(part.groups for part in parts)):
             await asyncio.to_thread(entry, name)
-        late = (entry(LATE_GROUPS)(self.core), *map(self.core.groups_of, parts))
+        late = (self.late().own_groups(), *map(self.late().groups_of, parts))
         groups = (self, self.create, *(group for groups in late for group in groups))
         proxy = self._proxy(session_paths(row for group in groups for row, _ in rows_of(type(group))))
         return (

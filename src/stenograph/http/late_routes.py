@@ -1,4 +1,4 @@
-"""The core's routes that a chat needs none of: sessions that are read, their samples, kept responses.
+"""The routes that a chat needs none of: sessions that are read, their samples, kept responses; then those of the parts.
 
 Their code is loaded, and they are made, when the first request comes to one of them.
 """
@@ -6,22 +6,55 @@ Their code is loaded, and they are made, when the first request comes to one of 
 from collections.abc import Sequence
 
 from stenograph.core.loaded import entry
+from stenograph.http.bulk_parts import OwnParts
 from stenograph.http.bulk_routes import BulkRoutes
-from stenograph.http.part import Core
+from stenograph.http.part import Core, Part
+from stenograph.http.route import Route
+from stenograph.http.route_table import rows
+from stenograph.http.session_routes import SessionRoutes
 from stenograph.http.waste_route import WasteRoute
 
 HELD_RESPONSES = "stenograph.http.response_route:HeldResponses"
 
 
-def late_groups(core: Core) -> Sequence[object]:
-    """The objects whose classes have the rows."""
-    groups = (
-        BulkRoutes(sessions=core.sessions, parts=core.all_parts),
-        WasteRoute(sessions=core.sessions),
-        core.sessions,
-    )
-    held = core.spoken.held
-    if held is None:
-        return groups
-    made = entry(HELD_RESPONSES)(doorman=core.doorman, share=core.services.share, model=core.model, dialect=held)
-    return (*groups, made)
+class Late:
+    """The core of one server, with its late routes."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self.sessions = SessionRoutes.of(core.settings, core.services, core.manager, core.metrics, core.moe_shape)
+        self.own_parts = OwnParts(sessions=self.sessions)
+        """The sessions of this process, for an answer of many."""
+        self.all_parts = core.processes.all_parts(self.own_parts)
+        """Those of all processes."""
+        self._groups: dict[str, Sequence[object]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Late of {self.core.model}, parts {sorted(self._groups)}>"
+
+    @property
+    def rows(self) -> Sequence[Route]:
+        """The rows of all routes but the turns."""
+        return rows(self.core.parts)
+
+    def own_groups(self) -> Sequence[object]:
+        """The objects whose classes have the core's rows."""
+        groups = (BulkRoutes(sessions=self.sessions, parts=self.all_parts), WasteRoute(sessions=self.sessions))
+        held = self.core.spoken.held
+        if held is None:
+            return (*groups, self.sessions)
+        responses = entry(HELD_RESPONSES)(
+            doorman=self.core.doorman, share=self.core.services.share, model=self.core.model, dialect=held
+        )
+        return (*groups, self.sessions, responses)
+
+    def groups_of(self, part: Part) -> Sequence[object]:
+        """The objects that have a part's routes, made once."""
+        if part.name not in self._groups:
+            self._groups[part.name] = entry(part.groups)(self) if part.groups else ()
+        return self._groups[part.name]
+
+    def open_parts(self) -> None:
+        """Make those of all parts."""
+        for part in self.core.parts:
+            self.groups_of(part)

@@ -2,12 +2,9 @@
 none, and loads of one what is asked for.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
-from stenograph.core.loaded import entry
 from stenograph.dialects.base import Spoken
 from stenograph.http.auth import Doorman
 from stenograph.http.metrics import Metrics
@@ -16,14 +13,7 @@ from stenograph.http.settings import Settings
 from stenograph.session.manager import SessionManager
 from stenograph.session.services import TurnServices
 
-if TYPE_CHECKING:  # of routes that are loaded late
-    from stenograph.http.bulk_parts import OwnParts, SessionParts
-    from stenograph.http.session_routes import SessionRoutes
-
 Kind = TypeVar("Kind")
-
-SESSIONS = "stenograph.http.session_routes:SessionRoutes"
-OWN_PARTS = "stenograph.http.bulk_parts:OwnParts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +32,7 @@ class Part:
     below: str = ""
     """The path that its routes are at and below; empty: anywhere. They are made when a request comes there."""
     groups: str = ""
-    """`(Core) -> Sequence[object]`: makes the objects of the classes of `routes`."""
+    """`(Late) -> Sequence[object]`: makes the objects of the classes of `routes`."""
     tracing: str = ""
     """`(Core) -> RouteTracing`"""
     processes: str = ""
@@ -53,9 +43,9 @@ class Part:
         return getattr(settings, self.by, None) is not None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Core:
-    """The core of one server, as its parts and its late routes use it."""
+    """The core of one server, as its parts use it."""
 
     settings: Settings
     services: TurnServices
@@ -66,7 +56,6 @@ class Core:
     model: str
     moe_shape: tuple[int, int] | None
     parts: tuple[Part, ...]
-    _groups: dict[str, Sequence[object]] = field(default_factory=dict[str, Sequence[object]])
 
     @property
     def manager(self) -> SessionManager:
@@ -76,26 +65,3 @@ class Core:
         """The settings of a part, which are among the server's."""
         assert isinstance(self.settings, kind), f"a server with this part has its settings, {kind.__name__}"
         return self.settings
-
-    def groups_of(self, part: Part) -> Sequence[object]:
-        """The objects that have a part's routes, made once."""
-        if part.name not in self._groups:
-            self._groups[part.name] = entry(part.groups)(self) if part.groups else ()
-        return self._groups[part.name]
-
-    @cached_property
-    def sessions(self) -> "SessionRoutes":
-        """The routes of sessions, which other routes use."""
-        made: SessionRoutes = entry(SESSIONS).of(self)
-        return made
-
-    @cached_property
-    def own_parts(self) -> "OwnParts":
-        """The sessions of this process, for an answer of many."""
-        made: OwnParts = entry(OWN_PARTS)(sessions=self.sessions)
-        return made
-
-    @cached_property
-    def all_parts(self) -> "SessionParts":
-        """Those of all processes."""
-        return self.processes.all_parts(self.own_parts)

@@ -17,6 +17,7 @@ from stenograph.core.errors import StenographError, StorageUnavailable
 from stenograph.dialects.base import Refusal, Refuse
 from stenograph.http.connection import connections_of
 from stenograph.http.metrics import Metrics
+from stenograph.http.route import Route
 from stenograph.http.settings import Settings
 from stenograph.session.admission import Capacity, Limits
 from stenograph.session.keyed_openings import KeyedOpenings, OpenedElsewhere
@@ -26,9 +27,13 @@ from stenograph.store.base import SessionStore
 from stenograph.store.files import open_files
 from stenograph.store.folder import DataFolder
 
-if TYPE_CHECKING:  # made of this
+if TYPE_CHECKING:  # of routes that are loaded late
     from stenograph.http.bulk_parts import OwnParts, SessionParts
-    from stenograph.http.part import Core
+
+EVERY_S = 1.0
+"""Between two moments of a stream."""
+FRESH_S = 0.5
+"""For so long the moment is not read again: viewers share it."""
 
 RefuseAt = Callable[[str, StenographError], Refusal]
 """The error of a request that came to a path."""
@@ -112,6 +117,24 @@ class SharedEngines(Protocol):
         ...
 
 
+class LateParts(Protocol):
+    """The late routes, for whoever answers other processes by them."""
+
+    @property
+    def own_parts(self) -> "OwnParts":
+        """The sessions of this process."""
+        ...
+
+    @property
+    def rows(self) -> Sequence[Route]:
+        """The rows of all routes but the turns."""
+        ...
+
+    def open_parts(self) -> None:
+        """Have the parts share what they have for other processes."""
+        ...
+
+
 class Processes:
     """A server of one process. The part that makes one server of several has a class of the same methods."""
 
@@ -182,7 +205,7 @@ class Processes:
     def share_weights(self, sync: SharedWeights, engines: SharedEngines) -> None:
         """Have the weights and the engines of this process follow those of the others, and those theirs."""
 
-    def wire(self, app: ServedApp, core: "Core", openings: KeyedOpenings) -> None:
+    def wire(self, app: ServedApp, openings: KeyedOpenings, late: Callable[[], LateParts]) -> None:
         """Take what it serves to clients, and to the other processes."""
 
     def serving(self, guarded: ASGIApp, app: ServedApp) -> ASGIApp:

@@ -57,14 +57,15 @@ from stenograph.http.auth import KEY_QUERY
 from stenograph.http.create_route import decoded
 from stenograph.http.line_drifts import DriftReports, LineDrifts, drift_reports
 from stenograph.http.metrics import Metrics
-from stenograph.http.part import Core
 from stenograph.http.route import STORED, All, Needs, Reach, Schema, in_json, one_answer, parameter, route
+from stenograph.http.settings import Settings
 from stenograph.http.wire import in_pieces, json_in_pieces, json_response
 from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
 from stenograph.session.facts import session_facts
 from stenograph.session.manager import SessionManager
 from stenograph.session.selection import SessionFilter, SessionState, selected
+from stenograph.session.services import TurnServices
 from stenograph.session.session import Session
 from stenograph.text.renderer import Renderer
 from stenograph.trajectory.strand_facts import SessionFacts
@@ -130,12 +131,17 @@ class SessionRoutes:
     max_body_bytes: int
 
     @staticmethod
-    def of(core: Core) -> "SessionRoutes":
+    def of(
+        settings: Settings,
+        services: TurnServices,
+        manager: SessionManager,
+        metrics: Metrics,
+        moe_shape: tuple[int, int] | None,
+    ) -> "SessionRoutes":
         """The routes of a server."""
-        settings, services, moe_shape = core.settings, core.services, core.moe_shape
         return SessionRoutes(
-            manager=core.manager,
-            metrics=core.metrics,
+            manager=manager,
+            metrics=metrics,
             renderer=services.renderer,
             pool=services.pool,
             drifts=LineDrifts(services.pool, services.renderer),

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Container, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,7 +14,6 @@ from starlette.responses import Response
 from stenograph.core.errors import Forbidden, InvalidRequest, RouteNotFound, StorageUnavailable
 from stenograph.core.json_types import Count
 from stenograph.dialects.sessions import BackupRequest, decode_backup
-from stenograph.http.part import Core
 from stenograph.http.processes import Processes
 from stenograph.http.route import All, Asking, Needs, route
 from stenograph.http.settings import Settings
@@ -23,6 +22,9 @@ from stenograph.model.files import ModelFiles
 from stenograph.session.storage import SessionStorage
 from stenograph.store.folder import NUM_FILES, DataFolder, file_of, make_private
 from stenograph.trajectory.commits import ModelMark
+
+if TYPE_CHECKING:
+    from stenograph.http.late_routes import Late
 
 
 @asynccontextmanager
@@ -80,8 +82,9 @@ class BackupRoute:
         return json_response(made)
 
 
-def backup_groups(core: Core) -> Sequence[object]:
+def backup_groups(late: "Late") -> Sequence[object]:
     """The object whose class has the row."""
+    core = late.core
     return (
         BackupRoute(
             storage=core.manager.sessions.storage, max_body_bytes=core.settings.max_body_bytes, processes=core.processes

@@ -25,7 +25,7 @@ from opentelemetry.trace.span import TraceState
 from yarl import URL
 
 from stenograph.core.trace_context import TraceContext
-from stenograph.http.traces.spans import Attribute, SpanKind, TraceSpan
+from stenograph.otel.spans import Attribute, SpanKind, TraceSpan
 
 log = logging.getLogger(__name__)
 

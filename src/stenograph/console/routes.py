@@ -19,6 +19,8 @@ from starlette.responses import Response
 
 from stenograph.console.groups import MAX_ROLLOUTS, GroupView, group_view
 from stenograph.console.now import ConsoleNow
+from stenograph.console.now_board import NowBoard
+from stenograph.console.page_files import console_file, console_page
 from stenograph.console.steps import MAX_POINTS, StepsView, steps_view
 from stenograph.console.tokens import MAX_PAGE_TOKENS, LineTurns, TokenLook, token_page
 from stenograph.console.views import (
@@ -37,9 +39,7 @@ from stenograph.core.errors import InvalidRequest, RouteNotFound
 from stenograph.export.group_rollouts import RolloutFacts
 from stenograph.export.lines import leaves
 from stenograph.http.bulk_parts import Pieces, SessionParts
-from stenograph.http.console_page import console_file, console_page
-from stenograph.http.now_board import NowBoard
-from stenograph.http.part import Core
+from stenograph.http.late_routes import Late
 from stenograph.http.processes import Moments
 from stenograph.http.route import STORED, TEXT, Needs, Schema, in_json, one_answer, parameter, route
 from stenograph.http.session_routes import SessionRoutes, check_query, number_of
@@ -96,10 +96,10 @@ class _SessionLook:
         return self.lines[leaf.id]
 
 
-def console_groups(core: Core) -> Sequence[object]:
+def console_groups(late: Late) -> Sequence[object]:
     """The object whose class has the rows."""
-    moments = core.processes.moments(NowBoard(core))
-    return (ConsoleRoutes(sessions=core.sessions, parts=core.all_parts, moments=moments),)
+    moments = late.core.processes.moments(NowBoard(late.core))
+    return (ConsoleRoutes(sessions=late.sessions, parts=late.all_parts, moments=moments),)
 
 
 @dataclass(slots=True, kw_only=True)

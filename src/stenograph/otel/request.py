@@ -15,7 +15,7 @@ from stenograph.core.errors import StenographError
 from stenograph.core.telemetry import TurnEnd, TurnReport
 from stenograph.core.trace_context import TraceContext
 from stenograph.core.types import RequestId
-from stenograph.http.traces.spans import (
+from stenograph.otel.spans import (
     DIALECT,
     ERROR_TYPE,
     GEN_AI_CONVERSATION,

@@ -19,10 +19,10 @@ from stenograph.http.count_route import CountRoute
 from stenograph.http.metric_table import COUNTER, row
 from stenograph.http.metrics import Metrics
 from stenograph.http.part import Core
-from stenograph.http.traces.request import RequestFacts, SpanSink, TracedRequest
-from stenograph.http.traces.spans import EngineName
 from stenograph.http.turn_route import RequestPath, TurnRoute, client_name
 from stenograph.http.wire import headers_of
+from stenograph.otel.request import RequestFacts, SpanSink, TracedRequest
+from stenograph.otel.spans import EngineName
 
 
 class SpanExport(SpanSink, Protocol):
@@ -119,7 +119,7 @@ def traced(endpoint: str, engine: Engine, clock: Clock, metrics: Metrics) -> Tra
     Its counts are among the `metrics`. Raises StartupError, one line, where the SDK is not installed.
     """
     try:
-        export: SpanExport = entry("stenograph.http.traces.otlp:OtlpExport")(endpoint, version=__version__)
+        export: SpanExport = entry("stenograph.otel.otlp:OtlpExport")(endpoint, version=__version__)
     except ImportError as error:
         raise StartupError(
             f"--otlp-endpoint needs OpenTelemetry's SDK and its exporter by HTTP, and {error.name or error} cannot be"

@@ -16,7 +16,9 @@ from stenograph.core.errors import Forbidden
 from stenograph.core.json_types import Count
 from stenograph.core.weights import UpdateWeights
 from stenograph.dialects.sessions import Nothing, decode_nothing
-from stenograph.dialects.weight_commands import (
+from stenograph.http.route import Needs, Who, route
+from stenograph.http.wire import json_response, read_json
+from stenograph.weights.commands import (
     PauseRequest,
     UpdateWeightsFromDisk,
     UpdateWeightVersion,
@@ -24,9 +26,7 @@ from stenograph.dialects.weight_commands import (
     decode_update,
     decode_version,
 )
-from stenograph.http.route import Needs, Who, route
-from stenograph.http.wire import json_response, read_json
-from stenograph.session.weight_sync import SyncResult, WeightSync, next_version
+from stenograph.weights.sync import SyncResult, WeightSync, next_version
 
 
 class WeightsUpdated(TypedDict):

@@ -16,7 +16,7 @@ from stenograph.engine.settings import URLS
 from stenograph.http.route import All, Asking, Needs, Who, parameter, route
 from stenograph.http.session_routes import check_query
 from stenograph.http.wire import json_response, read_json
-from stenograph.session.weight_sync import WeightSync
+from stenograph.weights.sync import WeightSync
 
 
 class EngineList(TypedDict):

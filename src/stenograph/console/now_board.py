@@ -21,11 +21,7 @@ from stenograph.http.metric_table import (
     WASTED_TOKENS,
 )
 from stenograph.http.part import Core
-
-EVERY_S = 1.0
-"""Between two moments of a stream."""
-FRESH_S = 0.5
-"""For so long the moment is not read again: viewers share it."""
+from stenograph.http.processes import EVERY_S, FRESH_S
 
 
 class NowBoard:

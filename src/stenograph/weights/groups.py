@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 
-from stenograph.http.engine_routes import EngineRoutes
-from stenograph.http.part import Core
-from stenograph.http.weight_routes import ModelInfoRoute, WeightRoutes
-from stenograph.session.weight_sync import WeightSync
+from stenograph.http.late_routes import Late
+from stenograph.weights.engine_routes import EngineRoutes
+from stenograph.weights.routes import ModelInfoRoute, WeightRoutes
+from stenograph.weights.sync import WeightSync
 
 
-def weight_groups(core: Core) -> Sequence[object]:
+def weight_groups(late: Late) -> Sequence[object]:
     """The objects whose classes have the rows. The other processes hear of the weights from here."""
+    core = late.core
     settings, engine, manager = core.settings, core.services.engine, core.manager
     sync = WeightSync(engine, manager.weights, lambda: manager.abort(None), core.processes.followers)
     engines = EngineRoutes(engine=engine, sync=sync, max_body_bytes=settings.max_body_bytes)

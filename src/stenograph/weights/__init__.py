@@ -1,0 +1,1 @@
+"""Part: new weights and engines for a server that runs."""
