@@ -4,11 +4,11 @@ Whoever compares engines plays it through each of them. Knows the HTTP surface a
 """
 
 import itertools
-import json
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from scripts.real_engine import ask
 
 MAX_TOKENS = 96
 MOST_MESSAGES = 24
@@ -57,22 +57,20 @@ class PlayedTurn:
 
 def play(url: str) -> list[PlayedTurn]:
     """Play the script through a session of the server at `url`. Raises OSError for whatever it refuses."""
-    session = _post(f"{url}/sessions", {})
+    session = ask(url, "/sessions", {})
     messages: list[dict[str, Any]] = []
     for text, asked in SCRIPT:
         messages.append({"role": "user", "content": text})
         reason = "tool_calls"
         while reason == "tool_calls" and len(messages) < MOST_MESSAGES:
-            (choice,) = _post(f"{session['base_url']}/chat/completions", _chat(messages, asked))["choices"]
+            (choice,) = ask(session["base_url"], "/chat/completions", _chat(messages, asked))["choices"]
             reason = choice["finish_reason"]
             messages.append(choice["message"])
             calls: list[dict[str, str]] = choice["message"].get("tool_calls") or []
             messages += [{"role": "tool", "tool_call_id": call["id"], "content": "84"} for call in calls]
         if reason != "stop":  # cut: it cannot be gone on from
             break
-    with urllib.request.urlopen(f"{url}/sessions/{session['session_id']}") as response:
-        records = json.loads(response.read())["records"]
-    return [_played(record) for record in records]
+    return [played(record) for record in ask(url, f"/sessions/{session['session_id']}")["records"]]
 
 
 def check_exact(turns: Sequence[PlayedTurn]) -> None:
@@ -87,13 +85,8 @@ def _chat(messages: Sequence[dict[str, Any]], asked: dict[str, Any]) -> dict[str
     return {"messages": messages, "tools": TOOLS, **options, **asked}
 
 
-def _post(url: str, body: dict[str, Any]) -> Any:
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
-    with urllib.request.urlopen(request) as response:
-        return json.loads(response.read())
-
-
-def _played(record: Any) -> PlayedTurn:
+def played(record: Any) -> PlayedTurn:
+    """One turn as its record tells it."""
     choice = record["response"]["choices"][0]
     rows = choice["meta_info"]["output_token_logprobs"]
     return PlayedTurn(

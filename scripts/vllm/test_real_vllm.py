@@ -13,7 +13,7 @@ import jsonschema
 import numpy as np
 import openai
 
-from scripts.agent_session import FACT, TOOLS, PlayedTurn, play
+from scripts.agent_session import FACT, TOOLS, PlayedTurn, play, played
 from scripts.engine_table import measured, serving
 from scripts.real_engine import ask
 from stenograph.conformance.check import check_engine
@@ -207,16 +207,3 @@ def use_tools(client: openai.OpenAI) -> None:
     named = {"type": "function", "function": {"name": "multiply"}}
     last = client.chat.completions.create(messages=messages, tool_choice=named, **asked)
     assert last.choices[0].finish_reason == "tool_calls"
-
-
-def played(record: Any) -> PlayedTurn:
-    """One turn as its record tells it."""
-    choice = record["response"]["choices"][0]
-    rows = choice["meta_info"]["output_token_logprobs"]
-    return PlayedTurn(
-        prompt_ids=tuple(record["request"]["input_ids"]),
-        ids=tuple(row[1] for row in rows),
-        logprobs=tuple(row[0] for row in rows),
-        num_cached=choice["meta_info"].get("cached_tokens") or 0,
-        text=choice["message"]["content"] or "",
-    )
