@@ -35,8 +35,8 @@ def rooms_imported_by(file: Path) -> set[str]:
 
 def imports_of_rooms() -> dict[str, set[str]]:
     """For each room, the other rooms that its files import. A room comes after those that it imports."""
-    found = {
-        room.name: set().union(*map(rooms_imported_by, room.rglob("*.py"))) - {room.name}
+    found: dict[str, set[str]] = {
+        room.name: set[str]().union(*map(rooms_imported_by, room.rglob("*.py"))) - {room.name}
         for room in sorted(SRC.iterdir())
         if (room / "__init__.py").exists()
     }

@@ -277,7 +277,7 @@ class Metrics(Collector):
         """The families of `METRICS`, in that order, for prometheus_client."""
         serving = self._serving
         sources = (self,) if serving is None else (serving, self)
-        engines = [] if serving is None else serving.engine.statuses()
+        engines: Sequence[EngineStatus] = () if serving is None else serving.engine.statuses()
         for metric in METRICS:
             if metric.by_engine:
                 if serving is not None:

@@ -43,11 +43,13 @@ class RequestTrace(Protocol):
 
     def generation(self, request_id: RequestId) -> TraceContext:
         """The span of one of its turns at the engine, before the turn begins."""
+        ...
 
     def ended(
         self, run: RequestRun, reports: Sequence[TurnReport], session_id: str | None, error: BaseException | None
     ) -> None:
         """Its turns are over: a report of each, and what they failed with."""
+        ...
 
     def refused(self, error: StenographError) -> None:
         """It made no turn."""

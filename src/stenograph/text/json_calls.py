@@ -31,7 +31,7 @@ class OutsideStrings:
     def __init__(self, wanted: str, max_chars: int, *, start: int = 0) -> None:
         self._wanted = re.compile(f'"|{wanted}')
         self._max_chars = max_chars
-        self._at = start
+        self._at: int = start
         self._in_string = False
 
     def next(self, text: str) -> re.Match[str] | None:

@@ -24,7 +24,7 @@ class LogitsFor(enum.Enum):
     ALL = enum.auto()
 
 
-Routes: TypeAlias = NDArray[np.uint8] | NDArray[np.uint16]
+Routes: TypeAlias = NDArray[np.uint8 | np.uint16]
 """Experts [tokens, layers, top_k] that tokens went to, the likeliest first."""
 
 

@@ -24,13 +24,13 @@ OPEN, CLOSE = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, ARGUMENTS, CALL_CLOSE = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
 
 _NAME = r"[^\s:<>]{1,256}"
-_ID = rf"(?:functions\.)?+(?P<name>{_NAME}):[^\s<>]{{1,256}}"
+_SAMPLED_ID = rf"(?:functions\.)?+(?P<name>{_NAME}):[^\s<>]{{1,256}}"
 
 KIMI_CALLS = FramedCalls(
     openers=(OPEN,),
     close=CLOSE,
     markers=(OPEN, CALL, ARGUMENTS, CALL_CLOSE, CLOSE),
-    head=re.compile(rf"\s*{re.escape(CALL)}\s*(?P<id>{_ID})\s*{re.escape(ARGUMENTS)}"),
+    head=re.compile(rf"\s*{re.escape(CALL)}\s*(?P<id>{_SAMPLED_ID})\s*{re.escape(ARGUMENTS)}"),
     call_close=CALL_CLOSE,
     call=re.compile(r"(?P<arguments>(?s:.*))"),
     space=None,
@@ -47,7 +47,7 @@ KIMI_CALLS = FramedCalls(
 
 _EARLY = "messages[:ns.last_non_tool_call_assistant_msg+1]"
 _LATE = "messages[ns.last_non_tool_call_assistant_msg+1:]"
-_ID = "{%- set formatted_id = tool_call['id'] -%}"
+_WRITTEN_ID = "{%- set formatted_id = tool_call['id'] -%}"
 _NAMED_ID = (
     "{%- set formatted_id = tool_call['id'] if tool_call['id'].startswith('functions.')"
     " else 'functions.' ~ tool_call['function']['name'] ~ ':' ~ tool_call['id'] -%}"
@@ -56,8 +56,8 @@ _NAMED_ID = (
 KIMI_K2 = Family(
     name="kimi-k2",
     summary="Kimi K2 Thinking and K2.5",
-    signs=Signs(tokens=("<|im_middle|>", OPEN, CALL, CALL_CLOSE, CLOSE), template=(_EARLY, _LATE, _ID)),
-    edits=(Edit(old=_EARLY, new="[]"), Edit(old=_LATE, new="messages"), Edit(old=_ID, new=_NAMED_ID)),
+    signs=Signs(tokens=("<|im_middle|>", OPEN, CALL, CALL_CLOSE, CLOSE), template=(_EARLY, _LATE, _WRITTEN_ID)),
+    edits=(Edit(old=_EARLY, new="[]"), Edit(old=_LATE, new="messages"), Edit(old=_WRITTEN_ID, new=_NAMED_ID)),
     tools_before_turns=True,
     syntax=ReplySyntax(reasoning=ReasoningMarks(after_open="", before_close="", after_close=""), calls=KIMI_CALLS),
 )
