@@ -50,7 +50,7 @@ from stenograph.core.errors import CallerError
 from stenograph.core.types import Grammar, Prompt, SamplingParams
 from stenograph.embedded.options import EmbeddedOptions
 from stenograph.engine.embedded import EmbeddedEngine
-from stenograph.http.app import make_renderer
+from stenograph.http.loaded_model import make_renderer
 from stenograph.http.settings import Settings
 from stenograph.model.files import load_model_files
 from stenograph.text.renderer import Renderer

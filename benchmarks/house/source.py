@@ -17,7 +17,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "cluster": ("cluster",),
     "console": ("console",),
     "weights": ("weights",),
-    "otel": ("otel",),
+    "otel": ("otel",), "backup": ("backup",),
     "verify": ("verify",),
 }  # fmt: skip
 """The modules of each part. What is in none is the core, but for the rooms outside it."""

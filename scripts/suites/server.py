@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from standins.scripted_engine import Script, ScriptedEngine
 from stenograph.core.types import Finish, FinishReason
 from stenograph.engine.base import GenerateRequest
-from stenograph.http.app import make_renderer
+from stenograph.http.loaded_model import make_renderer
 from tests.service.conftest import END, running, tiny_files
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"location": "San Francisco, CA"}}\n</tool_call>'

@@ -28,7 +28,7 @@ LAYERS = [
     ["http"],
     ["client"],
     ["trainers"],
-    ["cluster", "console", "otel", "weights"],
+    ["cluster", "console", "otel", "weights", "backup"],
     ["cli"],
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
@@ -109,8 +109,7 @@ ROUTES = {"console/routes"}
 
 TASK_OWNERS = {
     "session/manager": "owns every turn; drain and delete await them",
-    "http/app": "serve cancels its housekeeper and awaits it",
-    "http/server": "run_uvicorn cancels what waits for readiness and awaits it",
+    "http/server": "cancels its housekeeper and what waits for readiness, and awaits them",
     "cluster/all_moments": "streams of other workers, which the last viewer cancels and aclose awaits",
     "http/proxy_route": "the handler owns its exchange and awaits it on exit",
     "cluster/nodes": "the handler owns its exchange and awaits it on exit",

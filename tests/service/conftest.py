@@ -22,9 +22,10 @@ from stenograph.core.stages import StageTimes
 from stenograph.core.types import Finish, FinishReason
 from stenograph.dialects.base import CountDialect, Dialect
 from stenograph.engine.base import Engine
-from stenograph.http.app import make_app, make_renderer
+from stenograph.http.app import make_app
 from stenograph.http.dialects import spoken_by
 from stenograph.http.listen import listen
+from stenograph.http.loaded_model import make_renderer
 from stenograph.http.processes import Processes
 from stenograph.http.server import Server, uvicorn_config
 from stenograph.http.settings import Settings

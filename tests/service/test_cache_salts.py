@@ -29,8 +29,8 @@ from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.engine.sglang.generate import SGLangGenerate
 from stenograph.engine.vllm.adapter import VLLM
-from stenograph.http.app import make_renderer
 from stenograph.http.lifecycle import start_engine
+from stenograph.http.loaded_model import make_renderer
 from stenograph.model.files import load_model_files
 from stenograph.model.tokenizer import Span
 from stenograph.store.folder import DataFolder

@@ -14,7 +14,7 @@ import pytest
 
 from standins.tiny.llama import write_tiny_folder
 from stenograph.cli.main import main
-from stenograph.http.storage import model_mark
+from stenograph.http.loaded_model import model_mark
 from stenograph.model.files import load_model_files
 
 from .conftest import Live, assistant, user

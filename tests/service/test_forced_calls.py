@@ -14,7 +14,7 @@ from standins.scripted_engine import Script, ScriptedEngine
 from standins.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.core.types import Grammar, GrammarKind
 from stenograph.engine.base import Capabilities
-from stenograph.http.app import make_renderer
+from stenograph.http.loaded_model import make_renderer
 from stenograph.model.files import ModelFiles
 from stenograph.text.renderer import Renderer
 

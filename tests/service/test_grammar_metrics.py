@@ -9,7 +9,7 @@ import aiohttp
 from standins.tiny.llama import write_tiny_folder
 from stenograph.embedded.options import EmbeddedOptions
 from stenograph.engine.embedded import EmbeddedEngine
-from stenograph.http.app import make_renderer
+from stenograph.http.loaded_model import make_renderer
 from stenograph.model.files import load_model_files
 
 from .conftest import running

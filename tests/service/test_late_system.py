@@ -10,7 +10,7 @@ import pytest
 from standins.scripted_engine import ScriptedEngine
 from standins.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.families import TEMPLATE
-from stenograph.http.app import make_renderer
+from stenograph.http.loaded_model import make_renderer
 from stenograph.model.files import ModelFiles
 from stenograph.text.renderer import Renderer
 

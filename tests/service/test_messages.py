@@ -14,7 +14,7 @@ from stenograph.core.errors import UpstreamUnreachable
 from stenograph.core.types import Finish, FinishReason, token_ids
 from stenograph.dialects.anthropic.reply import MessagesStream
 from stenograph.dialects.anthropic.spelling import MessagesSpelling
-from stenograph.http.app import make_renderer
+from stenograph.http.loaded_model import make_renderer
 
 from .conftest import Live, output_ids, running, tiny_files
 from .messages_kit import BASH, HELLO, LOOK, checked, client_of, error_of, events_of, post

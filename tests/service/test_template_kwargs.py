@@ -15,7 +15,7 @@ from stenograph.core.day import Day
 from stenograph.core.errors import StartupError
 from stenograph.core.messages import Message, Role
 from stenograph.core.settings import Switch
-from stenograph.http.app import make_renderer, renderer_of, template_kwargs_of
+from stenograph.http.loaded_model import make_renderer, renderer_of, template_kwargs_of
 from stenograph.http.settings import Settings
 from stenograph.model.files import ModelFiles
 from stenograph.text.renderer import Renderer

@@ -15,7 +15,7 @@ from standins.tiny.llama import write_tiny_folder
 from stenograph.core.errors import EngineUnavailable, UnrenderableMessage
 from stenograph.embedded.options import EmbeddedOptions
 from stenograph.engine.embedded import EmbeddedEngine
-from stenograph.http.app import make_renderer
+from stenograph.http.loaded_model import make_renderer
 from stenograph.model.files import load_model_files
 from stenograph.model.tokenizer import Span
 from stenograph.text.renderer import Renderer

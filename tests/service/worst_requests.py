@@ -28,7 +28,7 @@ from stenograph.engine.base import Engine, GenerateRequest
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.settings import ReplayKind
 from stenograph.engine.sglang.chat import SGLangChat
-from stenograph.http.app import make_renderer
+from stenograph.http.loaded_model import make_renderer
 from stenograph.model.files import ModelFiles
 from stenograph.model.tokenizer_json import added_token
 from stenograph.offload.pool import CpuPool

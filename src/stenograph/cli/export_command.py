@@ -24,9 +24,8 @@ from stenograph.export.records import SessionMetadata
 from stenograph.export.replay import ReplayShape
 from stenograph.export.samples import SampleSet
 from stenograph.export.session_samples import SampleWishes, session_samples
-from stenograph.http.app import renderer_of
+from stenograph.http.loaded_model import model_mark, renderer_of
 from stenograph.http.settings import Settings
-from stenograph.http.storage import model_mark
 from stenograph.model.fetch import resolve_model
 from stenograph.model.files import load_model_files
 from stenograph.model.progress import Progress

@@ -22,10 +22,9 @@ from stenograph.core.clock import SystemClock
 from stenograph.core.errors import StartupError
 from stenograph.core.types import SessionId
 from stenograph.export.lines import leaves
-from stenograph.http.app import renderer_of
 from stenograph.http.line_drifts import drift_reports
+from stenograph.http.loaded_model import model_mark, renderer_of
 from stenograph.http.settings import Settings
-from stenograph.http.storage import model_mark
 from stenograph.model.fetch import resolve_model
 from stenograph.model.files import load_model_files
 from stenograph.model.progress import Progress, StreamProgress

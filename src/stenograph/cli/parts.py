@@ -14,8 +14,8 @@ PARTS = (
     ),
     Part(
         name="backup",
-        routes=("stenograph.http.storage:BackupRoute",),
-        groups="stenograph.http.storage:backup_groups",
+        routes=("stenograph.backup.routes:BackupRoute",),
+        groups="stenograph.backup.routes:backup_groups",
     ),
     Part(
         name="console",

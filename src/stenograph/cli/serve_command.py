@@ -46,7 +46,7 @@ def _serve(settings: CommandSettings) -> int:
                 in_worker=partial(_log_of_worker, settings),
             )
         else:
-            run = entry("stenograph.http.app:serve")
+            run = entry("stenograph.http.server:serve")
             processes = next(
                 (entry(one.processes)(settings) for one in PARTS if one.processes and one.is_wanted(settings)), None
             )

@@ -19,8 +19,8 @@ from stenograph.core.errors import StartupError
 from stenograph.engine.base import EngineState
 from stenograph.engine.settings import EngineKind
 from stenograph.families.load import Loaded, family_made_for, load_renderer
-from stenograph.http.app import template_kwargs_of
 from stenograph.http.engines import make_engine
+from stenograph.http.loaded_model import template_kwargs_of
 from stenograph.http.settings import Settings
 from stenograph.model.fetch import resolve_model
 from stenograph.model.files import ModelFiles, load_model_files

@@ -41,13 +41,14 @@ from stenograph.core.errors import StartupError, StorageLost
 from stenograph.core.loaded import entry
 from stenograph.dialects.settings import DialectKind
 from stenograph.engine.settings import EngineKind
-from stenograph.http.app import LoadedModel, load_model, serve_on
 from stenograph.http.control_routes import LATE
 from stenograph.http.dialects import DIALECTS
 from stenograph.http.engines import load_engine
 from stenograph.http.listen import listen, url_of
+from stenograph.http.loaded_model import LoadedModel, load_model
 from stenograph.http.part import Part
 from stenograph.http.rule_files import check_files
+from stenograph.http.server import serve_on
 from stenograph.http.settings import Settings
 from stenograph.model.progress import Progress
 from stenograph.store.folder import DataFolder

@@ -1,4 +1,4 @@
-"""The events that the server reports about itself, as values; http/app.py wires their counter. Pure."""
+"""The events that the server reports about itself, as values; http/session_services.py wires their counter. Pure."""
 
 import enum
 from collections.abc import Mapping

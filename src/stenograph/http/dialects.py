@@ -2,10 +2,16 @@
 
 from collections.abc import Mapping
 
+from stenograph.core.kinds import Compat
 from stenograph.core.loaded import entry
 from stenograph.dialects.base import Spoken
 from stenograph.dialects.settings import DialectKind
+from stenograph.http.count_route import CountRoute
+from stenograph.http.part import Core
 from stenograph.http.settings import Settings
+from stenograph.http.turn_route import TurnRoute
+from stenograph.offload.body_slots import BodySlots
+from stenograph.session.counting import PromptCounter
 from stenograph.text.renderer import Renderer
 
 DIALECTS: Mapping[DialectKind, str] = {
@@ -30,3 +36,42 @@ def spoken_by(settings: Settings, renderer: Renderer, model: str) -> Spoken:
         counters=tuple(counter for one in found for counter in one.counters),
         held=next((one.held for one in found if one.held is not None), None),
     )
+
+
+def turn_routes(core: Core, body_slots: BodySlots) -> list[TurnRoute | CountRoute]:
+    """The routes of the dialects: those that make turns, and those that only count."""
+    settings, services, doorman, metrics = core.settings, core.services, core.doorman, core.metrics
+    counter = PromptCounter(doorman.manager, services)
+    sought_headers = frozenset(name.encode() for name in services.kind_rules.headers)
+    turns = [
+        TurnRoute(
+            dialect=dialect,
+            manager=doorman.manager,
+            doorman=doorman,
+            engine=services.engine,
+            metrics=metrics,
+            clock=services.clock,
+            max_body_bytes=settings.max_body_bytes,
+            pool=services.pool,
+            share=services.share,
+            body_slots=body_slots,
+            sought_headers=sought_headers,
+            as_miles=settings.compat is Compat.MILES,
+        )
+        for dialect in core.spoken.turns
+    ]
+    counts = [
+        CountRoute(
+            dialect=dialect,
+            counter=counter,
+            doorman=doorman,
+            metrics=metrics,
+            clock=services.clock,
+            max_body_bytes=settings.max_body_bytes,
+            pool=services.pool,
+            body_slots=body_slots,
+            sought_headers=sought_headers,
+        )
+        for dialect in core.spoken.counters
+    ]
+    return [*turns, *counts]

@@ -17,7 +17,7 @@ from stenograph.core.clock import Clock
 from stenograph.core.errors import UpstreamUnreachable
 from stenograph.core.types import Finish, FinishReason
 from stenograph.engine.base import GenerateRequest
-from stenograph.http.app import make_renderer
+from stenograph.http.loaded_model import make_renderer
 from stenograph.model.files import ModelFiles
 from stenograph.text.renderer import Renderer
 from tests.service.conftest import END, running

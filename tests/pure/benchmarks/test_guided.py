@@ -41,7 +41,7 @@ from standins.tiny.llama import write_tiny_folder
 from stenograph.core.messages import Role
 from stenograph.core.stages import Stage
 from stenograph.core.types import FinishReason, GrammarKind
-from stenograph.http.app import make_renderer
+from stenograph.http.loaded_model import make_renderer
 from stenograph.model.files import load_model_files
 from stenograph.text.renderer import Renderer
 

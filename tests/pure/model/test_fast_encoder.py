@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from stenograph.core.errors import UnrenderableMessage
-from stenograph.http.app import make_renderer
+from stenograph.http.loaded_model import make_renderer
 from stenograph.model.fast_encoder import FastEncoder, ReferenceEncoder, check_texts, first_difference
 from stenograph.model.files import ModelFiles
 from stenograph.model.settings import EncoderKind

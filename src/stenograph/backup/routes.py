@@ -1,12 +1,10 @@
-"""The store of a server: opened as the settings say, backed up on request, closed when the server has ended."""
+"""`POST /backup`: a copy of the store, while turns go on."""
 
 import asyncio
-import hashlib
-from collections.abc import AsyncGenerator, Container, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,28 +12,12 @@ from starlette.responses import Response
 from stenograph.core.errors import Forbidden, InvalidRequest, RouteNotFound, StorageUnavailable
 from stenograph.core.json_types import Count
 from stenograph.dialects.sessions import BackupRequest, decode_backup
+from stenograph.http.late_routes import Late
 from stenograph.http.processes import Processes
 from stenograph.http.route import All, Asking, Needs, route
-from stenograph.http.settings import Settings
 from stenograph.http.wire import json_response, read_json
-from stenograph.model.files import ModelFiles
 from stenograph.session.storage import SessionStorage
-from stenograph.store.folder import NUM_FILES, DataFolder, file_of, make_private
-from stenograph.trajectory.commits import ModelMark
-
-if TYPE_CHECKING:
-    from stenograph.http.late_routes import Late
-
-
-@asynccontextmanager
-async def held_folder(settings: Settings, *, address: str) -> AsyncGenerator[DataFolder | None]:
-    """The folder of `--data-dir`, None without one. Raises StartupError. `address` is where the server listens."""
-    folder = None if settings.data_dir is None else DataFolder(settings.data_dir, address=address)
-    try:
-        yield folder
-    finally:
-        if folder is not None:
-            folder.close()
+from stenograph.store.folder import NUM_FILES, file_of, make_private
 
 
 class BackedUp(TypedDict):
@@ -82,7 +64,7 @@ class BackupRoute:
         return json_response(made)
 
 
-def backup_groups(late: "Late") -> Sequence[object]:
+def backup_groups(late: Late) -> Sequence[object]:
     """The object whose class has the row."""
     core = late.core
     return (
@@ -98,12 +80,3 @@ def _make_empty(folder: Path, others: Container[int]) -> None:
     theirs = {file_of(folder, number) for number in range(NUM_FILES) if number in others}
     if any(path not in theirs for path in folder.iterdir()):
         raise FileExistsError(17, "the folder is not empty")
-
-
-def model_mark(files: ModelFiles) -> ModelMark:
-    """The mark of a model's tokenizer and chat template, by which a session knows whether it was made with them."""
-    digest = hashlib.sha256()
-    for text in (files.tokenizer_json, files.chat_template or "", files.encoder_source or "", files.bos_token or ""):
-        encoded = text.encode("utf-8", "surrogatepass")
-        digest.update(b"%d:" % len(encoded) + encoded)
-    return ModelMark(name=files.name, digest=digest.digest())

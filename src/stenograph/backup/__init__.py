@@ -1,0 +1,1 @@
+"""Part: copies of the store, while the server runs."""
