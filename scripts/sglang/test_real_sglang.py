@@ -30,6 +30,7 @@ from stenograph.embedded.forward.numpy_forward import NumpyForward
 from stenograph.embedded.forward.teacher_forcing import line_logprobs
 from stenograph.embedded.forward.weights import load_weights
 from stenograph.embedded.sampler import log_softmax
+from stenograph.engine.http.adapter import AdapterOptions
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.engine.sglang.generate import SGLangGenerate
@@ -154,7 +155,7 @@ async def test_sglang_keeps_the_laws_of_engines(sglang: RealSGLang, forward: dic
 
     def new_engine() -> HttpEngine:
         made = SGLangChat if mode == "sglang" else SGLangGenerate
-        adapter = made(model="smollm2", vocab_size=files.vocab_size)
+        adapter = made(AdapterOptions(model="smollm2", vocab_size=files.vocab_size))
         return HttpEngine(HttpEngineOptions(url=sglang.url, probe_pause_s=0.2), adapter)
 
     engine = new_engine()

@@ -18,6 +18,7 @@ from scripts.engine_table import measured, serving
 from scripts.real_engine import ask
 from stenograph.conformance.check import check_engine
 from stenograph.conformance.lab import EngineUnderTest
+from stenograph.engine.http.adapter import AdapterOptions
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.vllm.adapter import VLLM
 from stenograph.engine.vllm.request import VLLMRoute
@@ -76,10 +77,12 @@ async def test_vllm_keeps_the_laws_of_engines(vllm: RealVLLM) -> None:
 
     def new_engine() -> HttpEngine:
         dialect = VLLM(
-            model="smollm2",
-            vocab_size=files.vocab_size,
-            max_context_tokens=files.max_context_tokens,
-            eos_token_ids=files.eos_token_ids,
+            AdapterOptions(
+                model="smollm2",
+                vocab_size=files.vocab_size,
+                max_context_tokens=files.max_context_tokens,
+                eos_token_ids=files.eos_token_ids,
+            )
         )
         return HttpEngine(HttpEngineOptions(url=vllm.url, probe_pause_s=0.2), dialect)
 

@@ -24,7 +24,7 @@ from stenograph.core.types import Finish, FinishReason, token_ids
 from stenograph.core.weights import ControlAnswer, WeightCommand
 from stenograph.embedded.options import EmbeddedOptions
 from stenograph.engine.embedded import EmbeddedEngine
-from stenograph.engine.http.adapter import EngineAdapter
+from stenograph.engine.http.adapter import AdapterOptions, EngineAdapter
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.engine.sglang.generate import SGLangGenerate
@@ -53,8 +53,8 @@ def server_of(kind: str) -> PlannedServer:
 
 def adapter_of(kind: str) -> EngineAdapter:
     if kind.startswith("vllm"):
-        return VLLM(model="stand-in", vocab_size=VOCAB, max_context_tokens=4096)
-    return (SGLangChat if kind == "sglang" else SGLangGenerate)(model="stand-in", vocab_size=VOCAB)
+        return VLLM(AdapterOptions(model="stand-in", vocab_size=VOCAB, max_context_tokens=4096))
+    return (SGLangChat if kind == "sglang" else SGLangGenerate)(AdapterOptions(model="stand-in", vocab_size=VOCAB))
 
 
 class Rig:

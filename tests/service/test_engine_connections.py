@@ -21,7 +21,7 @@ from stenograph.core.errors import UpstreamError
 from stenograph.core.messages import Message, Role
 from stenograph.core.types import Prompt, RequestId, SampledTurn, SamplingParams, token_ids
 from stenograph.engine.base import EngineState, GenerateRequest
-from stenograph.engine.http.adapter import EngineAdapter
+from stenograph.engine.http.adapter import AdapterOptions, EngineAdapter
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.http.transport import EngineTransport
 from stenograph.engine.llamacpp.adapter import LlamaCpp
@@ -120,27 +120,34 @@ class Kind:
 
 KINDS = {
     "sglang-chat": Kind(
-        adapter=lambda: SGLangChat(model="m", vocab_size=VOCAB), say=sglang_chat, path="/v1/chat/completions"
+        adapter=lambda: SGLangChat(AdapterOptions(model="m", vocab_size=VOCAB)),
+        say=sglang_chat,
+        path="/v1/chat/completions",
     ),
     "sglang-generate": Kind(
-        adapter=lambda: SGLangGenerate(model="m", vocab_size=VOCAB), say=sglang_generate, path="/generate"
+        adapter=lambda: SGLangGenerate(AdapterOptions(model="m", vocab_size=VOCAB)),
+        say=sglang_generate,
+        path="/generate",
     ),
     "sglang-stream": Kind(
-        adapter=lambda: SGLangGenerate(model="m", vocab_size=VOCAB),
+        adapter=lambda: SGLangGenerate(AdapterOptions(model="m", vocab_size=VOCAB)),
         say=sglang_generate,
         path="/generate",
         streams=True,
     ),
     "vllm": Kind(
-        adapter=lambda: VLLM(model="m", vocab_size=VOCAB, max_context_tokens=4096),
+        adapter=lambda: VLLM(AdapterOptions(model="m", vocab_size=VOCAB, max_context_tokens=4096)),
         say=vllm_generate,
         path="/inference/v1/generate",
     ),
     "lmdeploy": Kind(
-        adapter=lambda: LMDeploy(model="m", vocab_size=VOCAB), say=lmdeploy_generate, path="/generate", keeps=False
+        adapter=lambda: LMDeploy(AdapterOptions(model="m", vocab_size=VOCAB)),
+        say=lmdeploy_generate,
+        path="/generate",
+        keeps=False,
     ),
     "llamacpp": Kind(
-        adapter=lambda: LlamaCpp(model="m", vocab_size=VOCAB, pieces=Pieces([b"?"] * VOCAB)),
+        adapter=lambda: LlamaCpp(AdapterOptions(model="m", vocab_size=VOCAB), Pieces([b"?"] * VOCAB)),
         say=llamacpp,
         path="/completion",
         keeps=False,

@@ -36,6 +36,7 @@ from stenograph.core.types import (
 from stenograph.embedded.wire import Failed
 from stenograph.engine.base import GenerateRequest
 from stenograph.engine.fleet.fleet import Fleet, FleetMember
+from stenograph.engine.http.adapter import AdapterOptions
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.sglang.chat import SGLangChat
 
@@ -220,7 +221,7 @@ def served(model: TinyModel, num_servers: int) -> Make:
             engines = []
             for server in servers:
                 await stack.enter_async_context(server)
-                adapter = SGLangChat(model="tiny", vocab_size=VOCAB)
+                adapter = SGLangChat(AdapterOptions(model="tiny", vocab_size=VOCAB))
                 engines.append(HttpEngine(HttpEngineOptions(url=server.url, probe_pause_s=0.02), adapter))
             members = [FleetMember(name=engine.url, engine=engine) for engine in engines]
             engine = engines[0] if num_servers == 1 else Fleet(members, clock=SystemClock())

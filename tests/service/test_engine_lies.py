@@ -17,7 +17,7 @@ from standins.sglang_server import SGLangServer
 from standins.vllm_server import VLLMServer
 from stenograph.core.clock import SystemClock
 from stenograph.engine.fleet.fleet import Fleet, FleetMember
-from stenograph.engine.http.adapter import EngineAdapter
+from stenograph.engine.http.adapter import AdapterOptions, EngineAdapter
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.lmdeploy.adapter import LMDeploy
 from stenograph.engine.settings import ReplayKind
@@ -43,26 +43,36 @@ class Kind:
 
 KINDS = {
     "sglang": Kind(
-        server=SGLangServer, adapter=lambda replay: SGLangChat(model="tiny", vocab_size=VOCAB, replay=replay)
+        server=SGLangServer,
+        adapter=lambda replay: SGLangChat(AdapterOptions(model="tiny", vocab_size=VOCAB, replay=replay)),
     ),
     "sglang-generate": Kind(
-        server=SGLangServer, adapter=lambda replay: SGLangGenerate(model="tiny", vocab_size=VOCAB, replay=replay)
+        server=SGLangServer,
+        adapter=lambda replay: SGLangGenerate(AdapterOptions(model="tiny", vocab_size=VOCAB, replay=replay)),
     ),
     "vllm": Kind(
         server=VLLMServer,
-        adapter=lambda replay: VLLM(model="tiny", vocab_size=VOCAB, max_context_tokens=4096, replay=replay),
+        adapter=lambda replay: VLLM(
+            AdapterOptions(model="tiny", vocab_size=VOCAB, max_context_tokens=4096, replay=replay)
+        ),
     ),
     "vllm-completions": Kind(
         server=lambda: VLLMServer(scale_out=False, dev_mode=True),
-        adapter=lambda replay: VLLM(model="tiny", vocab_size=VOCAB, max_context_tokens=4096, replay=replay),
+        adapter=lambda replay: VLLM(
+            AdapterOptions(model="tiny", vocab_size=VOCAB, max_context_tokens=4096, replay=replay)
+        ),
     ),
     "lmdeploy": Kind(
         server=lambda: LMDeployServer(moe_shape=(2, 2)),
-        adapter=lambda replay: LMDeploy(model="tiny", vocab_size=VOCAB, eos_token_ids=(END,), replay=replay),
+        adapter=lambda replay: LMDeploy(
+            AdapterOptions(model="tiny", vocab_size=VOCAB, eos_token_ids=(END,), replay=replay)
+        ),
     ),
     "lmdeploy-chat": Kind(
         server=lambda: LMDeployServer(generate_fields=None, moe_shape=(2, 2)),
-        adapter=lambda replay: LMDeploy(model="tiny", vocab_size=VOCAB, eos_token_ids=(END,), replay=replay),
+        adapter=lambda replay: LMDeploy(
+            AdapterOptions(model="tiny", vocab_size=VOCAB, eos_token_ids=(END,), replay=replay)
+        ),
     ),
 }
 

@@ -16,6 +16,7 @@ from standins.sglang_server import SGLangServer
 from stenograph.core.clock import SystemClock
 from stenograph.engine.base import Engine
 from stenograph.engine.fleet.fleet import Fleet, FleetMember
+from stenograph.engine.http.adapter import AdapterOptions
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.lmdeploy.adapter import LMDeploy
 from stenograph.engine.sglang.chat import SGLangChat
@@ -44,7 +45,7 @@ def lmdeploys(servers: Sequence[LMDeployServer], renderer: Renderer) -> Engine:
     engines = [
         HttpEngine(
             HttpEngineOptions(url=server.url),
-            LMDeploy(model="tiny", vocab_size=renderer.tokenizer.vocab_size, eos_token_ids=(END,)),
+            LMDeploy(AdapterOptions(model="tiny", vocab_size=renderer.tokenizer.vocab_size, eos_token_ids=(END,))),
         )
         for server in servers
     ]
@@ -97,7 +98,7 @@ async def test_a_server_that_has_no_path_of_the_engine_s_is_not_ready_and_that_i
         return Answer(status=status)
 
     async with SGLangServer(routes=nothing_there) as other:
-        engine = HttpEngine(HttpEngineOptions(url=other.url), SGLangChat(model="tiny", vocab_size=320))
+        engine = HttpEngine(HttpEngineOptions(url=other.url), SGLangChat(AdapterOptions(model="tiny", vocab_size=320)))
         async with live_before(engine, renderer) as live:
             ready = await live.call("GET", "/ready")
             (told,) = ready.json()["engines"]
@@ -108,7 +109,7 @@ async def test_a_server_that_has_no_path_of_the_engine_s_is_not_ready_and_that_i
 async def test_a_router_without_the_first_path_is_ready_by_the_second(renderer: Renderer) -> None:
     async with SGLangServer(max_model_len=4096) as router:
         router.health_status = 404
-        engine = HttpEngine(HttpEngineOptions(url=router.url), SGLangChat(model="tiny", vocab_size=320))
+        engine = HttpEngine(HttpEngineOptions(url=router.url), SGLangChat(AdapterOptions(model="tiny", vocab_size=320)))
         async with live_before(engine, renderer) as live:
             assert (await live.call("GET", "/ready")).status == 200
 
@@ -121,7 +122,9 @@ async def test_a_refusal_by_sglang_s_own_route_has_a_code_and_its_words(renderer
     asked = {"input": "a"} if path == "/v1/responses" else asked
     async with SGLangServer() as server:
         server.plan(ReplyScript(status=400, body=body))
-        engine = HttpEngine(HttpEngineOptions(url=server.url), SGLangGenerate(model="tiny", vocab_size=320))
+        engine = HttpEngine(
+            HttpEngineOptions(url=server.url), SGLangGenerate(AdapterOptions(model="tiny", vocab_size=320))
+        )
         async with live_before(engine, renderer) as live:
             answer = await live.call("POST", path, asked)
     error = answer.json()["error"]

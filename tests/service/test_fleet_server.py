@@ -22,6 +22,7 @@ from stenograph.core.errors import UpstreamUnreachable
 from stenograph.core.types import Finish, FinishReason
 from stenograph.engine.base import EngineState
 from stenograph.engine.fleet.fleet import Fleet, FleetMember
+from stenograph.engine.http.adapter import AdapterOptions
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.settings import EngineKind
 from stenograph.engine.sglang.chat import SGLangChat
@@ -123,7 +124,7 @@ def connect(renderer: Renderer, changes: Changes) -> Connect:
                     name=server.url,
                     engine=HttpEngine(
                         HttpEngineOptions(url=server.url, probe_pause_s=PROBE_S),
-                        SGLangChat(model="tiny", vocab_size=renderer.tokenizer.vocab_size),
+                        SGLangChat(AdapterOptions(model="tiny", vocab_size=renderer.tokenizer.vocab_size)),
                     ),
                 )
                 for server in servers

@@ -17,6 +17,7 @@ from standins.faults import Answer, Fault, FaultyConnection, HttpRequest, send, 
 from stenograph.core.errors import UpstreamInvalid, UpstreamRefused, UpstreamUnreachable
 from stenograph.core.types import Chunk, Finish, FinishReason, Prompt, RequestId, SamplingParams, token_ids
 from stenograph.engine.base import EngineState, GenerateRequest
+from stenograph.engine.http.adapter import AdapterOptions
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.llamacpp.adapter import LlamaCpp
 from stenograph.engine.llamacpp.text import Pieces
@@ -79,13 +80,15 @@ class Recorded:
         await asyncio.get_running_loop().create_future()
 
     @asynccontextmanager
-    async def serving(self, **adapter: Any) -> AsyncIterator[HttpEngine]:
+    async def serving(self, pieces: Pieces | None = None, **options: Any) -> AsyncIterator[HttpEngine]:
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: FaultyConnection(self.handle, self._tasks), "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         engine = HttpEngine(
             HttpEngineOptions(url=self.url),
-            LlamaCpp(**{"model": "m", "vocab_size": VOCAB, "pieces": Pieces([b"?"] * VOCAB), **adapter}),
+            LlamaCpp(
+                AdapterOptions(**{"model": "m", "vocab_size": VOCAB, **options}), pieces or Pieces([b"?"] * VOCAB)
+            ),
         )
         await engine.start()
         try:

@@ -14,6 +14,7 @@ import pytest
 from standins.faults import Answer, Fault
 from standins.planned_server import AskedRequest, PlannedServer, Play, ReplyScript
 from standins.tiny.tokenizer import tiny_tokenizer_json
+from stenograph.engine.http.adapter import AdapterOptions
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.llamacpp.adapter import LlamaCpp
 from stenograph.engine.llamacpp.text import pieces_of
@@ -103,7 +104,7 @@ class Rig:
 async def rig(renderer: Renderer) -> AsyncIterator[Rig]:
     pieces = pieces_of(tiny_tokenizer_json(VOCAB), VOCAB)
     async with LlamaCppStandIn() as stand_in:
-        adapter = LlamaCpp(model="tiny", vocab_size=VOCAB, pieces=pieces)
+        adapter = LlamaCpp(AdapterOptions(model="tiny", vocab_size=VOCAB), pieces)
         engine = HttpEngine(HttpEngineOptions(url=stand_in.url), adapter)
         await engine.start()
         try:

@@ -11,7 +11,7 @@ from standins.planned_server import PlannedServer, ReplyScript
 from standins.sglang_server import SGLangServer
 from standins.vllm_server import VLLMServer
 from stenograph.core.types import LogprobsKind
-from stenograph.engine.http.adapter import EngineAdapter
+from stenograph.engine.http.adapter import AdapterOptions, EngineAdapter
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.engine.vllm.adapter import VLLM
@@ -25,12 +25,14 @@ STRICT = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": Tr
 
 
 def vllm(kind: LogprobsKind) -> tuple[PlannedServer, EngineAdapter]:
-    adapter = VLLM(model="tiny", vocab_size=320, max_context_tokens=4096, eos_token_ids=(END,), logprobs=kind)
+    adapter = VLLM(
+        AdapterOptions(model="tiny", vocab_size=320, max_context_tokens=4096, eos_token_ids=(END,), logprobs=kind)
+    )
     return VLLMServer(scale_out=False, dev_mode=True), adapter
 
 
 def sglang(kind: LogprobsKind) -> tuple[PlannedServer, EngineAdapter]:
-    return SGLangServer(stop_id=END), SGLangChat(model="tiny", vocab_size=320, logprobs=kind)
+    return SGLangServer(stop_id=END), SGLangChat(AdapterOptions(model="tiny", vocab_size=320, logprobs=kind))
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ from standins.vllm_server import VLLMServer
 from stenograph.core.errors import StartupError, UpstreamTimeout
 from stenograph.core.types import LogprobsKind
 from stenograph.engine.base import EngineState
-from stenograph.engine.http.adapter import EngineAdapter
+from stenograph.engine.http.adapter import AdapterOptions, EngineAdapter
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.http.logprobs_check import NUM_TOP, check_logprobs
 from stenograph.engine.http.transport import EngineTransport, Headers, HttpReply
@@ -48,15 +48,15 @@ def answering(kind: LogprobsKind) -> Answers:
 
 
 def sglang(answers: Answers) -> tuple[PlannedServer, EngineAdapter]:
-    return SGLangServer(answers=answers), SGLangChat(model="m", vocab_size=320)
+    return SGLangServer(answers=answers), SGLangChat(AdapterOptions(model="m", vocab_size=320))
 
 
 def sglang_generate(answers: Answers) -> tuple[PlannedServer, EngineAdapter]:
-    return SGLangServer(answers=answers), SGLangGenerate(model="m", vocab_size=320)
+    return SGLangServer(answers=answers), SGLangGenerate(AdapterOptions(model="m", vocab_size=320))
 
 
 def vllm(answers: Answers) -> tuple[PlannedServer, EngineAdapter]:
-    return VLLMServer(answers=answers), VLLM(model="stand-in", vocab_size=320, max_context_tokens=None)
+    return VLLMServer(answers=answers), VLLM(AdapterOptions(model="stand-in", vocab_size=320, max_context_tokens=None))
 
 
 def streaming_vllm(answers: Answers) -> tuple[PlannedServer, EngineAdapter]:

@@ -27,7 +27,7 @@ from stenograph.core.types import (
     SamplingParams,
 )
 from stenograph.embedded.wire import Failed
-from stenograph.engine.http.adapter import EngineAdapter
+from stenograph.engine.http.adapter import AdapterOptions, EngineAdapter
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.lmdeploy.adapter import LMDeploy
 from stenograph.engine.lmdeploy.request import session_of
@@ -180,20 +180,22 @@ def not_offered(report: Any) -> set[str]:
 @pytest.mark.parametrize(("incremental", "has_spans"), [(True, True), (False, False)])
 async def test_sglang_s_own_route_keeps_the_laws(model: TinyModel, incremental: bool, has_spans: bool) -> None:
     server = SGLangServer(answers=answers_of(model, SGLANG), incremental=incremental, has_spans=has_spans)
-    report = await check_engine(check_of(model, server, SGLangGenerate(model="m", vocab_size=VOCAB), str))
+    report = await check_engine(
+        check_of(model, server, SGLangGenerate(AdapterOptions(model="m", vocab_size=VOCAB)), str)
+    )
     assert not_offered(report) == set(), report
 
 
 async def test_sglang_s_chat_route_keeps_the_laws(model: TinyModel) -> None:
     server = SGLangServer(answers=answers_of(model, SGLANG), decode=lambda ids: model.tokenizer.decode(list(ids)))
-    report = await check_engine(check_of(model, server, SGLangChat(model="m", vocab_size=VOCAB), str))
+    report = await check_engine(check_of(model, server, SGLangChat(AdapterOptions(model="m", vocab_size=VOCAB)), str))
     assert not_offered(report) == {"streams_tokens", "whole_equals_streamed", "two_weight_versions"}, report
 
 
 async def test_sglang_s_chat_route_keeps_the_laws_where_it_streams(model: TinyModel) -> None:
     server = SGLangServer(answers=answers_of(model, SGLANG), decode=lambda ids: model.tokenizer.decode(list(ids)))
     server.server_info = SERVER_INFO
-    adapter = SGLangChat(model="m", vocab_size=VOCAB)
+    adapter = SGLangChat(AdapterOptions(model="m", vocab_size=VOCAB))
     report = await check_engine(check_of(model, server, adapter, str))
     assert not_offered(report) == {"two_weight_versions"}, report
     assert "come whole" in adapter.capabilities.note  # since the law that changes its weights within a turn
@@ -215,7 +217,7 @@ async def test_lmdeploy_keeps_the_laws(model: TinyModel, route: str) -> None:
         server = LMDeployServer(
             answers=answers_of(model), generate_fields=None, chat_fields=(*CHAT_FIELDS, "stop_token_ids")
         )
-    adapter = LMDeploy(model="m", vocab_size=VOCAB, eos_token_ids=tuple(model.eos_ids))
+    adapter = LMDeploy(AdapterOptions(model="m", vocab_size=VOCAB, eos_token_ids=tuple(model.eos_ids)))
     make = check_of(model, server, adapter, lambda rid: str(session_of(RequestId(rid))), not_offered=LMDEPLOY_REFUSES)
     report = await check_engine(make)
     # It takes no logit bias, by which the model's end would be brought about, and no least number of tokens, and does

@@ -39,7 +39,7 @@ from stenograph.core.types import (
     token_ids,
 )
 from stenograph.engine.base import EngineState, GenerateRequest
-from stenograph.engine.http.adapter import EngineAdapter
+from stenograph.engine.http.adapter import AdapterOptions, EngineAdapter
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.lmdeploy.adapter import LMDeploy
 from stenograph.engine.lmdeploy.request import session_of
@@ -65,7 +65,7 @@ class Kind:
 
 
 def lmdeploy() -> LMDeploy:
-    return LMDeploy(model="m", vocab_size=VOCAB, eos_token_ids=(EOS,))
+    return LMDeploy(AdapterOptions(model="m", vocab_size=VOCAB, eos_token_ids=(EOS,)))
 
 
 def session(rid: str) -> str:
@@ -73,12 +73,16 @@ def session(rid: str) -> str:
 
 
 KINDS = {
-    "sglang-generate": Kind(server=SGLangServer, adapter=lambda: SGLangGenerate(model="m", vocab_size=VOCAB)),
+    "sglang-generate": Kind(
+        server=SGLangServer, adapter=lambda: SGLangGenerate(AdapterOptions(model="m", vocab_size=VOCAB))
+    ),
     "sglang-generate-incremental": Kind(
         server=lambda: SGLangServer(incremental=True, has_spans=True),
-        adapter=lambda: SGLangGenerate(model="m", vocab_size=VOCAB),
+        adapter=lambda: SGLangGenerate(AdapterOptions(model="m", vocab_size=VOCAB)),
     ),
-    "sglang-without-a-chat": Kind(server=SGLangServer, adapter=lambda: SGLangChat(model="m", vocab_size=VOCAB)),
+    "sglang-without-a-chat": Kind(
+        server=SGLangServer, adapter=lambda: SGLangChat(AdapterOptions(model="m", vocab_size=VOCAB))
+    ),
     "lmdeploy": Kind(server=LMDeployServer, adapter=lmdeploy, named=session),
     "lmdeploy-chat-route": Kind(server=lambda: LMDeployServer(generate_fields=None), adapter=lmdeploy, named=session),
 }
@@ -447,7 +451,9 @@ async def test_closing_ends_streams_as_unavailable_and_aborts_them(server: Plann
 
 async def sglang_turn(script: ReplyScript, *, adapter: EngineAdapter | None = None, **options: Any) -> SampledTurn:
     async with SGLangServer(**options) as server:
-        engine = await connected(server, adapter or SGLangGenerate(model="m", vocab_size=VOCAB, replay=ReplayKind.ALL))
+        engine = await connected(
+            server, adapter or SGLangGenerate(AdapterOptions(model="m", vocab_size=VOCAB, replay=ReplayKind.ALL))
+        )
         server.plan(script)
         try:
             return await drawn(engine, request(num_top_logprobs=2))
@@ -471,7 +477,7 @@ async def test_sglang_tells_alternatives_versions_and_what_is_replayed(increment
 @pytest.mark.parametrize("has_spans", [True, False])
 async def test_sglang_s_weights_may_change_within_a_turn(incremental: bool, has_spans: bool) -> None:
     async with SGLangServer(incremental=incremental, has_spans=has_spans) as server:
-        engine = await connected(server, SGLangGenerate(model="m", vocab_size=VOCAB))
+        engine = await connected(server, SGLangGenerate(AdapterOptions(model="m", vocab_size=VOCAB)))
         server.plan(says(paused=True, num_drawn=2))
         server.weight_version = "a"
         async with asyncio.TaskGroup() as tasks:
@@ -493,7 +499,7 @@ async def test_sglang_s_context_is_known_where_it_is_told(
 ) -> None:
     async with SGLangServer(max_model_len=told) as server:
         server.server_info = {"max_req_input_len": longest}
-        engine = await connected(server, of(model="m", vocab_size=VOCAB))
+        engine = await connected(server, of(AdapterOptions(model="m", vocab_size=VOCAB)))
         assert engine.capabilities.max_context_tokens == limit
         await engine.aclose()
 
@@ -503,7 +509,7 @@ async def test_a_request_too_long_for_sglang_is_told_so_whole_or_streamed(of: An
     message = "The input (5000 tokens) is longer than the model's context length (4096 tokens)."
     body = json.dumps({"error": {"message": message}}).encode()
     async with SGLangServer() as server:
-        engine = await connected(server, of(model="m", vocab_size=VOCAB))
+        engine = await connected(server, of(AdapterOptions(model="m", vocab_size=VOCAB)))
         refused = says(status=400, body=body)
         server.plan(refused, refused, says(status=400, body=body, error_event=True))
         for rid, streams in (("a", False), ("b", True), ("c", True)):
@@ -514,7 +520,7 @@ async def test_a_request_too_long_for_sglang_is_told_so_whole_or_streamed(of: An
 
 
 def test_sglang_s_chats_are_not_streamed_and_all_else_may_be() -> None:
-    adapter = SGLangChat(model="m", vocab_size=VOCAB)
+    adapter = SGLangChat(AdapterOptions(model="m", vocab_size=VOCAB))
     assert (adapter.capabilities.parses, adapter.capabilities.streams) == (True, False)
     call, _ = adapter.call(request())
     assert call.path == "/generate"
@@ -591,7 +597,10 @@ async def test_lmdeploy_tells_alternatives_and_experts_as_numbers() -> None:
     payload = array("i", range(num * 6)).tobytes()
     async with LMDeployServer(moe_shape=(2, 3)) as server:
         engine = await connected(
-            server, LMDeploy(model="m", vocab_size=VOCAB, eos_token_ids=(EOS,), replay=ReplayKind.ROUTED_EXPERTS)
+            server,
+            LMDeploy(
+                AdapterOptions(model="m", vocab_size=VOCAB, eos_token_ids=(EOS,), replay=ReplayKind.ROUTED_EXPERTS)
+            ),
         )
         server.plan(*[says(routed_experts=payload, num_top=2)] * 2, says(routed_experts=payload[:-24]))
         for rid, streams in (("a", True), ("b", False)):

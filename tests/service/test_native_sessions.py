@@ -14,7 +14,7 @@ from standins.lmdeploy_server import LMDeployServer
 from standins.planned_server import PlannedServer, ReplyScript
 from standins.sglang_server import SGLangServer
 from standins.vllm_server import VLLMServer
-from stenograph.engine.http.adapter import EngineAdapter
+from stenograph.engine.http.adapter import AdapterOptions, EngineAdapter
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.lmdeploy.adapter import LMDeploy
 from stenograph.engine.sglang.generate import SGLangGenerate
@@ -51,17 +51,20 @@ class Rig:
 
 
 KINDS: dict[str, tuple[Callable[[], PlannedServer], Callable[[], EngineAdapter]]] = {
-    "sglang-generate": (SGLangServer, lambda: SGLangGenerate(model="tiny", vocab_size=VOCAB)),
+    "sglang-generate": (SGLangServer, lambda: SGLangGenerate(AdapterOptions(model="tiny", vocab_size=VOCAB))),
     "sglang-generate-incremental": (
         lambda: SGLangServer(incremental=True),
-        lambda: SGLangGenerate(model="tiny", vocab_size=VOCAB),
+        lambda: SGLangGenerate(AdapterOptions(model="tiny", vocab_size=VOCAB)),
     ),
-    "lmdeploy": (LMDeployServer, lambda: LMDeploy(model="tiny", vocab_size=VOCAB, eos_token_ids=(END,))),
+    "lmdeploy": (
+        LMDeployServer,
+        lambda: LMDeploy(AdapterOptions(model="tiny", vocab_size=VOCAB, eos_token_ids=(END,))),
+    ),
 }
 
 
 def vllm() -> VLLM:
-    return VLLM(model="tiny", vocab_size=VOCAB, max_context_tokens=4096, eos_token_ids=(END,))
+    return VLLM(AdapterOptions(model="tiny", vocab_size=VOCAB, max_context_tokens=4096, eos_token_ids=(END,)))
 
 
 STREAMING: dict[str, tuple[Callable[[], PlannedServer], Callable[[], EngineAdapter]]] = {

@@ -13,7 +13,7 @@ from standins.planned_server import AskedRequest, PlannedServer, ReplyScript
 from standins.sglang_server import SGLangServer
 from standins.vllm_server import VLLMServer
 from stenograph.client.samples import decoded
-from stenograph.engine.http.adapter import EngineAdapter
+from stenograph.engine.http.adapter import AdapterOptions, EngineAdapter
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.lmdeploy.adapter import LMDeploy
 from stenograph.engine.settings import ReplayKind
@@ -36,11 +36,13 @@ SERVERS: dict[str, Callable[[Answers], PlannedServer]] = {
     "lmdeploy": lambda answers: LMDeployServer(answers=answers, moe_shape=(2, 2)),
 }
 ADAPTERS: dict[str, Callable[[], EngineAdapter]] = {
-    "sglang": lambda: SGLangChat(model="tiny", vocab_size=VOCAB, replay=EXPERTS),
-    "sglang-generate": lambda: SGLangGenerate(model="tiny", vocab_size=VOCAB, replay=EXPERTS),
-    "vllm": lambda: VLLM(model="tiny", vocab_size=VOCAB, max_context_tokens=4096, replay=EXPERTS),
-    "vllm-completions": lambda: VLLM(model="tiny", vocab_size=VOCAB, max_context_tokens=4096, replay=EXPERTS),
-    "lmdeploy": lambda: LMDeploy(model="tiny", vocab_size=VOCAB, eos_token_ids=(END,), replay=EXPERTS),
+    "sglang": lambda: SGLangChat(AdapterOptions(model="tiny", vocab_size=VOCAB, replay=EXPERTS)),
+    "sglang-generate": lambda: SGLangGenerate(AdapterOptions(model="tiny", vocab_size=VOCAB, replay=EXPERTS)),
+    "vllm": lambda: VLLM(AdapterOptions(model="tiny", vocab_size=VOCAB, max_context_tokens=4096, replay=EXPERTS)),
+    "vllm-completions": lambda: VLLM(
+        AdapterOptions(model="tiny", vocab_size=VOCAB, max_context_tokens=4096, replay=EXPERTS)
+    ),
+    "lmdeploy": lambda: LMDeploy(AdapterOptions(model="tiny", vocab_size=VOCAB, eos_token_ids=(END,), replay=EXPERTS)),
 }
 FIRST_ROW = {
     "sglang": lambda asked: asked.get("routed_experts_start_len", 0),

@@ -16,7 +16,7 @@ from standins.planned_server import AskedRequest, PlannedServer, ReplyScript
 from standins.sglang_server import SGLangServer
 from standins.vllm_server import VLLMServer
 from stenograph.core.routing import Routing
-from stenograph.engine.http.adapter import EngineAdapter
+from stenograph.engine.http.adapter import AdapterOptions, EngineAdapter
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.lmdeploy.adapter import LMDeploy
 from stenograph.engine.sglang.chat import SGLangChat
@@ -62,8 +62,8 @@ def server_of(kind: str) -> PlannedServer:
 
 def adapter_of(kind: str) -> EngineAdapter:
     if kind.startswith("vllm"):
-        return VLLM(model="stand-in", vocab_size=VOCAB, max_context_tokens=4096)
-    adapter: EngineAdapter = ADAPTERS[kind](model="stand-in", vocab_size=VOCAB)
+        return VLLM(AdapterOptions(model="stand-in", vocab_size=VOCAB, max_context_tokens=4096))
+    adapter: EngineAdapter = ADAPTERS[kind](AdapterOptions(model="stand-in", vocab_size=VOCAB))
     return adapter
 
 

@@ -20,6 +20,7 @@ from standins.faults import Fault
 from standins.planned_server import AskedRequest, ReplyScript
 from standins.sglang_server import SGLangServer
 from stenograph.core.kinds import ReplyMode
+from stenograph.engine.http.adapter import AdapterOptions
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.settings import ReplayKind
 from stenograph.engine.sglang.chat import SGLangChat
@@ -96,10 +97,12 @@ def connect(renderer: Renderer) -> Connect:
         ) as sglang:
             sglang.server_info = server_info
             adapter = SGLangChat(
-                model="tiny",
-                vocab_size=renderer.tokenizer.vocab_size,
-                replay=replay,
-                reply_mode=settings.get("reply", ReplyMode.PASSTHROUGH),
+                AdapterOptions(
+                    model="tiny",
+                    vocab_size=renderer.tokenizer.vocab_size,
+                    replay=replay,
+                    reply_mode=settings.get("reply", ReplyMode.PASSTHROUGH),
+                )
             )
             engine = HttpEngine(HttpEngineOptions(url=sglang.url, api_key=engine_key), adapter)
             await engine.start()
@@ -695,7 +698,7 @@ async def test_the_three_tokens_that_kimi_k3s_chat_does_not_count_are_known(rend
     for parser, status in (("kimi_k3", 200), ("hermes", 502)):
         async with SGLangServer(encode=lambda text: list(renderer.tokenizer.encode(text)), stop_id=END) as sglang:
             sglang.server_info = {"tool_call_parser": parser}
-            adapter = SGLangChat(model="tiny", vocab_size=renderer.tokenizer.vocab_size)
+            adapter = SGLangChat(AdapterOptions(model="tiny", vocab_size=renderer.tokenizer.vocab_size))
             engine = HttpEngine(HttpEngineOptions(url=sglang.url), adapter)
             await engine.start()
             try:

@@ -28,6 +28,7 @@ from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.packed_ints import PackedInts
 from stenograph.core.types import Chunk, Finish, FinishReason, Prompt, RequestId, SamplingParams, token_ids
 from stenograph.engine.base import Engine, EngineState, GenerateRequest
+from stenograph.engine.http.adapter import AdapterOptions
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.http.transport import EngineTransport, end_to_end
 from stenograph.engine.settings import ReplayKind
@@ -51,7 +52,7 @@ def sglang(
     url: str, *, probe_pause_s: float = 3.0, replay: ReplayKind = ReplayKind.NONE, max_reply_bytes: int = 2**27
 ) -> HttpEngine:
     """The engine of a server, not started."""
-    adapter = SGLangChat(model="m", vocab_size=VOCAB, replay=replay)
+    adapter = SGLangChat(AdapterOptions(model="m", vocab_size=VOCAB, replay=replay))
     options = HttpEngineOptions(url=url, probe_pause_s=probe_pause_s, max_reply_bytes=max_reply_bytes)
     return HttpEngine(options, adapter)
 
@@ -593,6 +594,6 @@ async def test_a_forwarded_request_to_nobody_is_unreachable(server: SGLangServer
 
 def test_the_name_and_password_of_an_address_are_not_shown() -> None:
     url = "http://me:secret@127.0.0.1:1/base"
-    engine = HttpEngine(HttpEngineOptions(url=url), SGLangChat(model="tiny", vocab_size=320))
+    engine = HttpEngine(HttpEngineOptions(url=url), SGLangChat(AdapterOptions(model="tiny", vocab_size=320)))
     assert engine.name == "http://127.0.0.1:1/base"
     assert "secret" not in f"{engine!r} {engine.statuses()!r}"

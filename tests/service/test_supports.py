@@ -19,7 +19,7 @@ from stenograph.client.samples import decoded
 from stenograph.core.settings import Switch
 from stenograph.core.support import supports
 from stenograph.core.types import LogprobsKind
-from stenograph.engine.http.adapter import EngineAdapter
+from stenograph.engine.http.adapter import AdapterOptions, EngineAdapter
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.engine.sglang.generate import SGLangGenerate
@@ -35,21 +35,23 @@ MANY = tuple(range(100, 200))
 
 def vllm(**options: Any) -> tuple[PlannedServer, EngineAdapter]:
     adapter = VLLM(
-        model="tiny",
-        vocab_size=VOCAB,
-        max_context_tokens=4096,
-        eos_token_ids=(END,),
-        logprobs=LogprobsKind.SAMPLING,
+        AdapterOptions(
+            model="tiny",
+            vocab_size=VOCAB,
+            max_context_tokens=4096,
+            eos_token_ids=(END,),
+            logprobs=LogprobsKind.SAMPLING,
+        )
     )
     return VLLMServer(**{"tells_supports": True, **options}), adapter
 
 
 def sglang(**options: Any) -> tuple[PlannedServer, EngineAdapter]:
-    return SGLangServer(stop_id=END, **options), SGLangChat(model="tiny", vocab_size=VOCAB)
+    return SGLangServer(stop_id=END, **options), SGLangChat(AdapterOptions(model="tiny", vocab_size=VOCAB))
 
 
 def sglang_generate(**options: Any) -> tuple[PlannedServer, EngineAdapter]:
-    return SGLangServer(stop_id=END, **options), SGLangGenerate(model="tiny", vocab_size=VOCAB)
+    return SGLangServer(stop_id=END, **options), SGLangGenerate(AdapterOptions(model="tiny", vocab_size=VOCAB))
 
 
 class Rig:

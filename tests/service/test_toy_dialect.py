@@ -25,6 +25,7 @@ from stenograph.core.errors import ContextLengthExceeded, InvalidRequest, Stenog
 from stenograph.core.messages import Message, Role
 from stenograph.core.types import SamplingParams
 from stenograph.dialects.base import Body, Decoded, Incoming, Refusal
+from stenograph.engine.http.adapter import AdapterOptions
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.text.renderer import Renderer
@@ -332,7 +333,7 @@ async def test_a_count_has_its_dialect_s_errors(live: Live) -> None:
 async def before_sglang(renderer: Renderer) -> AsyncIterator[tuple[str, SGLangServer]]:
     encode = renderer.tokenizer.encode
     async with SGLangServer(encode=lambda text: list(encode(text)), stop_id=END) as sglang:
-        wire = SGLangChat(model="tiny", vocab_size=renderer.tokenizer.vocab_size)
+        wire = SGLangChat(AdapterOptions(model="tiny", vocab_size=renderer.tokenizer.vocab_size))
         engine = HttpEngine(HttpEngineOptions(url=sglang.url), wire)
         await engine.start()
         try:

@@ -15,7 +15,7 @@ from stenograph.core.clock import SystemClock
 from stenograph.core.messages import Message, Tool
 from stenograph.core.types import Finish, FinishReason
 from stenograph.engine.base import Engine, GenerateRequest
-from stenograph.engine.http.adapter import EngineAdapter
+from stenograph.engine.http.adapter import AdapterOptions, EngineAdapter
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.lmdeploy.adapter import LMDeploy
 from stenograph.engine.sglang.chat import SGLangChat
@@ -34,12 +34,15 @@ CALL = '<tool_call>\n{"name": "look_up_zq", "arguments": {"city": "a"}}\n</tool_
 TURNS = ["first", "second", "second, retried", "tool result", "last"]
 
 KINDS: dict[str, tuple[Callable[[], PlannedServer], Callable[[], EngineAdapter]]] = {
-    "sglang": (SGLangServer, lambda: SGLangChat(model="tiny", vocab_size=VOCAB)),
-    "sglang-generate": (SGLangServer, lambda: SGLangGenerate(model="tiny", vocab_size=VOCAB)),
-    "lmdeploy": (LMDeployServer, lambda: LMDeploy(model="tiny", vocab_size=VOCAB, eos_token_ids=(END,))),
+    "sglang": (SGLangServer, lambda: SGLangChat(AdapterOptions(model="tiny", vocab_size=VOCAB))),
+    "sglang-generate": (SGLangServer, lambda: SGLangGenerate(AdapterOptions(model="tiny", vocab_size=VOCAB))),
+    "lmdeploy": (
+        LMDeployServer,
+        lambda: LMDeploy(AdapterOptions(model="tiny", vocab_size=VOCAB, eos_token_ids=(END,))),
+    ),
     "vllm": (
         lambda: VLLMServer(models=["tiny"]),
-        lambda: VLLM(model="tiny", vocab_size=VOCAB, max_context_tokens=4096, eos_token_ids=(END,)),
+        lambda: VLLM(AdapterOptions(model="tiny", vocab_size=VOCAB, max_context_tokens=4096, eos_token_ids=(END,))),
     ),
 }
 

@@ -53,6 +53,7 @@ from stenograph.core.types import (
 )
 from stenograph.embedded.wire import Failed
 from stenograph.engine.base import EngineState, GenerateRequest
+from stenograph.engine.http.adapter import AdapterOptions
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.http.transport import Headers, HttpReply
 from stenograph.engine.settings import ReplayKind
@@ -89,7 +90,9 @@ def connect() -> Connect:
     @asynccontextmanager
     async def connected(to: VLLMServer, *, ready: bool = True, **options: Any) -> AsyncIterator[HttpEngine]:
         before = asyncio.all_tasks()
-        adapter = VLLM(model="m", vocab_size=VOCAB, max_context_tokens=99, eos_token_ids=(EOS,), **options)
+        adapter = VLLM(
+            AdapterOptions(model="m", vocab_size=VOCAB, max_context_tokens=99, eos_token_ids=(EOS,), **options)
+        )
         engine = HttpEngine(HttpEngineOptions(url=to.url, probe_pause_s=0.01), adapter)
         await engine.start()
         assert not ready or engine.health().state is EngineState.READY, engine.health().detail
@@ -200,7 +203,7 @@ async def test_what_a_real_vllm_answered_tells_its_routes_and_its_context(route:
             status=answer["status"], content_type="application/json", headers=headers, body=answer["body"].encode()
         )
 
-    adapter = VLLM(model="m", vocab_size=VOCAB, max_context_tokens=99, eos_token_ids=(EOS,))
+    adapter = VLLM(AdapterOptions(model="m", vocab_size=VOCAB, max_context_tokens=99, eos_token_ids=(EOS,)))
     await adapter.discover(ask)
     (call, _), abort = adapter.call(request()), adapter.abort_call(RequestId("r-0"))
     assert (call.path, json.loads(call.body)["model"]) == (path, "smollm2")
@@ -700,7 +703,9 @@ async def test_vllm_keeps_the_laws_of_engines_as_far_as_its_wire_goes(model: Tin
             scores=scores,
             answers=lambda asked: script_of(model, asked),
         )
-        adapter = VLLM(model="tiny", vocab_size=TINY_VOCAB, max_context_tokens=CONTEXT, eos_token_ids=model.eos_ids)
+        adapter = VLLM(
+            AdapterOptions(model="tiny", vocab_size=TINY_VOCAB, max_context_tokens=CONTEXT, eos_token_ids=model.eos_ids)
+        )
         await server.start()
         engine = HttpEngine(HttpEngineOptions(url=server.url, probe_pause_s=0.01), adapter)
         await engine.start()

@@ -9,6 +9,7 @@ import pytest
 
 from standins.planned_server import ReplyScript
 from standins.vllm_server import COMPLETIONS_PATH, GENERATE_PATH, VLLMServer
+from stenograph.engine.http.adapter import AdapterOptions
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.vllm.adapter import VLLM
 from stenograph.text.renderer import Renderer
@@ -50,7 +51,7 @@ class Rig:
 @pytest.fixture(params=[True, False], ids=["generate", "completions"])
 async def rig(request: pytest.FixtureRequest, renderer: Renderer) -> AsyncIterator[Rig]:
     async with VLLMServer(scale_out=request.param, dev_mode=True) as vllm:
-        adapter = VLLM(model="tiny", vocab_size=320, max_context_tokens=4096, eos_token_ids=(END,))
+        adapter = VLLM(AdapterOptions(model="tiny", vocab_size=320, max_context_tokens=4096, eos_token_ids=(END,)))
         engine = HttpEngine(HttpEngineOptions(url=vllm.url), adapter)
         await engine.start()
         try:

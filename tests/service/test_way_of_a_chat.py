@@ -16,6 +16,7 @@ import pytest
 
 from benchmarks.house.watched import RequestWay, Tracer
 from standins.sglang_server import SGLangServer
+from stenograph.engine.http.adapter import AdapterOptions
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.text.renderer import Renderer
@@ -66,7 +67,7 @@ async def fourth_turn(rig: Rig, tracer: Tracer, *, stream: bool) -> tuple[Reques
 async def rig_of(renderer: Renderer) -> AsyncIterator[Rig]:
     encode = renderer.tokenizer.encode
     async with SGLangServer(encode=lambda text: list(encode(text)), stop_id=END) as sglang:
-        adapter = SGLangChat(model="tiny", vocab_size=renderer.tokenizer.vocab_size)
+        adapter = SGLangChat(AdapterOptions(model="tiny", vocab_size=renderer.tokenizer.vocab_size))
         engine = HttpEngine(HttpEngineOptions(url=sglang.url), adapter)
         await engine.start()
         try:

@@ -18,7 +18,7 @@ from standins.vllm_server import VLLMServer
 from stenograph.core.clock import SystemClock
 from stenograph.core.weights import PauseMode
 from stenograph.engine.fleet.fleet import Fleet, FleetMember
-from stenograph.engine.http.adapter import EngineAdapter
+from stenograph.engine.http.adapter import AdapterOptions, EngineAdapter
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.engine.sglang.generate import SGLangGenerate
@@ -87,8 +87,8 @@ async def rigged(
     def adapter() -> EngineAdapter:
         vocab = renderer.tokenizer.vocab_size
         if kind == "vllm":
-            return VLLM(model="stand-in", vocab_size=vocab, max_context_tokens=4096)
-        return (SGLangChat if kind == "sglang" else SGLangGenerate)(model="stand-in", vocab_size=vocab)
+            return VLLM(AdapterOptions(model="stand-in", vocab_size=vocab, max_context_tokens=4096))
+        return (SGLangChat if kind == "sglang" else SGLangGenerate)(AdapterOptions(model="stand-in", vocab_size=vocab))
 
     async with AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(server()) for _ in range(num)]

@@ -25,6 +25,7 @@ from standins.scripted_engine import Script, ScriptedEngine
 from standins.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.core.types import Chunk, Finish, FinishReason, token_ids
 from stenograph.engine.base import Engine, GenerateRequest
+from stenograph.engine.http.adapter import AdapterOptions
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.settings import ReplayKind
 from stenograph.engine.sglang.chat import SGLangChat
@@ -669,7 +670,7 @@ async def engine_for(worst: Worst, renderer: Renderer) -> AsyncIterator[Engine]:
     with Children() as children:
         url = chunked_url(children, worst.shape) if worst.is_chunked else start_standin(children, worst.shape)[1]
         replay = ReplayKind.ROUTED_EXPERTS if worst.shape.base64_bytes else ReplayKind.NONE
-        adapter = SGLangChat(model="tiny", vocab_size=renderer.tokenizer.vocab_size, replay=replay)
+        adapter = SGLangChat(AdapterOptions(model="tiny", vocab_size=renderer.tokenizer.vocab_size, replay=replay))
         engine = HttpEngine(HttpEngineOptions(url=url), adapter)
         await engine.start()
         try:

@@ -1,7 +1,6 @@
 """Makes the clients of engines' servers that the settings name; imports the protocol in use, and no other."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 from stenograph.core.clock import Clock
@@ -9,7 +8,7 @@ from stenograph.core.errors import StartupError
 from stenograph.core.loaded import entry
 from stenograph.core.types import LogprobsKind
 from stenograph.engine.fleet.fleet import Fleet, FleetMember
-from stenograph.engine.http.adapter import EngineAdapter
+from stenograph.engine.http.adapter import AdapterOptions, EngineAdapter
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.settings import EngineKind, ReplayKind
 from stenograph.http.rule_files import engine_keys_of
@@ -20,44 +19,14 @@ from stenograph.offload.body_slots import BodySlots
 LOGPROBS_CHECK = "stenograph.engine.http.logprobs_check:check_logprobs"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Protocol:
-    """The protocol of a kind of engine: the entry of its adapter, and what this takes of the model and the settings
-    besides the model's name and its vocabulary. `logprobs` are what it reports unless it is told otherwise."""
-
-    adapter: str
-    takes: tuple[str, ...]
-    logprobs: LogprobsKind
-
-
-PROTOCOLS: Mapping[EngineKind, Protocol] = {
-    EngineKind.SGLANG: Protocol(
-        adapter="stenograph.engine.sglang.chat:SGLangChat",
-        takes=("replay", "reply_mode"),
-        logprobs=LogprobsKind.TEMPERED,
-    ),
-    EngineKind.SGLANG_GENERATE: Protocol(
-        adapter="stenograph.engine.sglang.generate:SGLangGenerate",
-        takes=("replay",),
-        logprobs=LogprobsKind.TEMPERED,
-    ),
-    EngineKind.VLLM: Protocol(
-        adapter="stenograph.engine.vllm.adapter:VLLM",
-        takes=("max_context_tokens", "eos_token_ids", "replay"),
-        logprobs=LogprobsKind.RAW,
-    ),
-    EngineKind.LMDEPLOY: Protocol(
-        adapter="stenograph.engine.lmdeploy.adapter:LMDeploy",
-        takes=("eos_token_ids", "replay"),
-        logprobs=LogprobsKind.RAW,
-    ),
-    EngineKind.LLAMACPP: Protocol(
-        adapter="stenograph.engine.llamacpp.adapter:llamacpp_of",
-        takes=("tokenizer_json", "states_vocab_size"),
-        logprobs=LogprobsKind.RAW,
-    ),
+ADAPTERS: Mapping[EngineKind, str] = {
+    EngineKind.SGLANG: "stenograph.engine.sglang.chat:SGLangChat",
+    EngineKind.SGLANG_GENERATE: "stenograph.engine.sglang.generate:SGLangGenerate",
+    EngineKind.VLLM: "stenograph.engine.vllm.adapter:VLLM",
+    EngineKind.LMDEPLOY: "stenograph.engine.lmdeploy.adapter:LMDeploy",
+    EngineKind.LLAMACPP: "stenograph.engine.llamacpp.adapter:LlamaCpp",
 }
-"""Every kind of engine that is a server."""
+"""Every kind of engine that is a server, with the entry of its adapter."""
 
 
 def make_adapter(settings: Settings, files: ModelFiles) -> EngineAdapter:
@@ -67,22 +36,19 @@ def make_adapter(settings: Settings, files: ModelFiles) -> EngineAdapter:
     """
     if settings.replay in (ReplayKind.ROUTED_EXPERTS, ReplayKind.ALL) and not files.states_vocab_size:
         raise StartupError(f"--replay {settings.replay} needs the model's config.json, and {files.path} has none")
-    protocol = PROTOCOLS[settings.engine]
     told = settings.engine_logprobs
-    facts = {
-        "replay": settings.replay,
-        "reply_mode": settings.reply,
-        "max_context_tokens": files.max_context_tokens,
-        "eos_token_ids": files.eos_token_ids,
-        "tokenizer_json": files.tokenizer_json,
-        "states_vocab_size": files.states_vocab_size,
-    }
-    made: EngineAdapter = entry(protocol.adapter)(
+    options = AdapterOptions(
         model=files.name,
         vocab_size=files.vocab_size,
-        logprobs=protocol.logprobs if told is None else LogprobsKind(told),
-        **{name: facts[name] for name in protocol.takes},
+        logprobs=None if told is None else LogprobsKind(told),
+        replay=settings.replay,
+        reply_mode=settings.reply,
+        max_context_tokens=files.max_context_tokens,
+        eos_token_ids=files.eos_token_ids,
+        tokenizer_json=files.tokenizer_json,
+        states_vocab_size=files.states_vocab_size,
     )
+    made: EngineAdapter = entry(ADAPTERS[settings.engine])(options)
     return made
 
 

@@ -13,7 +13,7 @@ from stenograph.offload.body_slots import BodySlots
 
 EMBEDDED = "stenograph.http.embedded_engine:make_embedded"
 SERVERS = "stenograph.http.engine_servers:make_fleet"
-PROTOCOLS = "stenograph.http.engine_servers:PROTOCOLS"
+ADAPTERS = "stenograph.http.engine_servers:ADAPTERS"
 
 
 def load_engine(settings: Settings) -> None:
@@ -21,7 +21,7 @@ def load_engine(settings: Settings) -> None:
     if settings.engine is EngineKind.EMBEDDED:
         entry(EMBEDDED)
     else:
-        entry(entry(PROTOCOLS)[settings.engine].adapter)
+        entry(entry(ADAPTERS)[settings.engine])
 
 
 def make_engine(

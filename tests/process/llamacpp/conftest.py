@@ -9,6 +9,7 @@ import pytest
 from standins.llamacpp_server import LlamaCppServer
 from standins.tiny.llama import CONTEXT, VOCAB, write_tiny_folder, write_tiny_gguf
 from standins.tiny.tokenizer import tiny_tokenizer_json
+from stenograph.engine.http.adapter import AdapterOptions
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.llamacpp.adapter import LlamaCpp
 from stenograph.engine.llamacpp.text import pieces_of
@@ -45,7 +46,9 @@ def connect() -> Connect:
     @asynccontextmanager
     async def connected(url: str, *, vocab_size: int = VOCAB, model: str = "tiny") -> AsyncIterator[HttpEngine]:
         pieces = pieces_of(tiny_tokenizer_json(VOCAB), vocab_size)
-        engine = HttpEngine(HttpEngineOptions(url=url), LlamaCpp(model=model, vocab_size=vocab_size, pieces=pieces))
+        engine = HttpEngine(
+            HttpEngineOptions(url=url), LlamaCpp(AdapterOptions(model=model, vocab_size=vocab_size), pieces)
+        )
         await engine.start()
         try:
             yield engine

@@ -15,6 +15,7 @@ from standins.tiny.model import TinyModel
 from stenograph.conformance.check import check_engine
 from stenograph.conformance.lab import EngineUnderTest
 from stenograph.conformance.laws import LAST_LAWS, LAWS
+from stenograph.engine.http.adapter import AdapterOptions
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.llamacpp.adapter import LlamaCpp
 from stenograph.engine.llamacpp.text import pieces_of
@@ -36,9 +37,11 @@ def llamacpp(model: Path, prompt: str, *, slot_tokens: int, **facts: object) -> 
     async def make() -> AsyncIterator[EngineUnderTest]:
         with LlamaCppServer(model, slot_tokens=slot_tokens, slots=4) as server:
             adapter = LlamaCpp(
-                model="m",
-                vocab_size=files.vocab_size,
-                pieces=pieces_of(files.tokenizer_json, files.vocab_size),
+                AdapterOptions(
+                    model="m",
+                    vocab_size=files.vocab_size,
+                ),
+                pieces_of(files.tokenizer_json, files.vocab_size),
             )
             engine = HttpEngine(HttpEngineOptions(url=server.url, probe_pause_s=0.1), adapter)
             await engine.start()

@@ -33,6 +33,7 @@ from stenograph.embedded.forward.base import LogitsFor, RowSpan, Segment
 from stenograph.embedded.forward.numpy_forward import NumpyForward
 from stenograph.embedded.forward.weights import load_weights
 from stenograph.engine.base import EngineState, GenerateRequest
+from stenograph.engine.http.adapter import AdapterOptions
 from stenograph.engine.http.engine import HttpEngine
 from stenograph.engine.llamacpp.adapter import LlamaCpp
 from stenograph.engine.llamacpp.text import pieces_of
@@ -384,7 +385,7 @@ def test_what_llama_cpp_drew_freely_because_it_could_not_compile_a_schema_is_ref
 ) -> None:
     request = asked(max_tokens=60, logit_bias=((2, 30.0),), grammar=Grammar(kind=GrammarKind.JSON_SCHEMA, source="{}"))
     pieces = pieces_of(tiny_tokenizer_json(VOCAB), VOCAB)
-    _, reading = LlamaCpp(model="tiny", vocab_size=VOCAB, pieces=pieces).call(request)
+    _, reading = LlamaCpp(AdapterOptions(model="tiny", vocab_size=VOCAB), pieces).call(request)
     body = json.loads(encode_request(request, vocab_size=VOCAB)) | {"json_schema": {"$ref": "#/$defs/missing"}}
     with urllib.request.urlopen(tiny_server.url + "/completion", json.dumps(body).encode()) as response:
         assert response.status == 200

@@ -30,6 +30,7 @@ from stenograph.core.types import (
 )
 from stenograph.dialects.openai.spelling import OpenAISpelling
 from stenograph.engine.base import Capabilities, GenerateRequest
+from stenograph.engine.http.adapter import AdapterOptions
 from stenograph.engine.http.transport import Headers, HttpReply
 from stenograph.engine.llamacpp.adapter import LlamaCpp, LlamaCppReading
 from stenograph.engine.llamacpp.schema import choice_grammar
@@ -107,7 +108,9 @@ def read(reading: LlamaCppReading, *events: dict[str, Any]) -> list[Chunk]:
 
 
 def capabilities(vocab_size: int) -> Capabilities:
-    return replace(LlamaCpp(model="m", vocab_size=vocab_size, pieces=Pieces([])).capabilities, max_context_tokens=4096)
+    return replace(
+        LlamaCpp(AdapterOptions(model="m", vocab_size=vocab_size), Pieces([])).capabilities, max_context_tokens=4096
+    )
 
 
 def reading_of(asked: GenerateRequest | None = None, pieces: Pieces = NO_PIECES) -> LlamaCppReading:

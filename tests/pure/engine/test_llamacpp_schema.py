@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from stenograph.core.errors import InvalidRequest, UpstreamInvalid
 from stenograph.core.types import Grammar, GrammarKind, Prompt, RequestId, SamplingParams, token_ids
 from stenograph.engine.base import GenerateRequest
+from stenograph.engine.http.adapter import AdapterOptions
 from stenograph.engine.http.transport import HttpReply
 from stenograph.engine.llamacpp.adapter import LlamaCpp, LlamaCppReading
 from stenograph.engine.llamacpp.schema import MAX_SCHEMA_BYTES, schema_as_sent
@@ -170,7 +171,7 @@ def end_of(text: bytes, *, kind: GrammarKind, stop_type: str = "eos", stop_token
     """Read a turn whose tokens are these bytes, and an end token."""
     params = SamplingParams(grammar=Grammar(kind=kind, source="{}"), stop=(",",), stop_token_ids=stop_token_ids)
     asked = GenerateRequest(request_id=RequestId("r"), prompt=Prompt(new_ids=token_ids([1])), params=params)
-    capabilities = LlamaCpp(model="m", vocab_size=END + 1, pieces=PIECES).capabilities
+    capabilities = LlamaCpp(AdapterOptions(model="m", vocab_size=END + 1), PIECES).capabilities
     reading = LlamaCppReading(asked, capabilities, PIECES)
     for place, id_ in enumerate((*text, END), start=1):
         row = {"id": id_, "logprob": -0.5, "top_logprobs": []}

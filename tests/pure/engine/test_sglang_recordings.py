@@ -43,7 +43,7 @@ from stenograph.core.weights import (
     WeightCommand,
 )
 from stenograph.engine.base import GenerateRequest
-from stenograph.engine.http.adapter import ControlReply, EngineAdapter
+from stenograph.engine.http.adapter import AdapterOptions, ControlReply, EngineAdapter
 from stenograph.engine.http.transport import Headers, HttpReply
 from stenograph.engine.sglang.chat import CHAT_PATH, SGLangChat
 from stenograph.engine.sglang.generate import SGLangGenerate
@@ -64,7 +64,7 @@ def stop(matched: int | str | None = EOS) -> Finish:
 
 def adapter_of(recording: dict[str, Any]) -> EngineAdapter:
     made = SGLangChat if recording["path"] == CHAT_PATH else SGLangGenerate
-    return made(model="smollm2-135m", vocab_size=VOCAB)
+    return made(AdapterOptions(model="smollm2-135m", vocab_size=VOCAB))
 
 
 def reply_of(recording: dict[str, Any]) -> HttpReply:
@@ -320,7 +320,7 @@ def test_recorded_alternatives_are_the_best_ones_in_order(name: str) -> None:
 def test_a_recorded_stream_cut_at_any_byte_has_no_end_and_nothing_that_is_wrong() -> None:
     recording = RECORDED["generate_stream"]
     whole, body = chunks_of(recording), reply_of(recording).body
-    _, reading = SGLangGenerate(model="m", vocab_size=VOCAB).call(request_of(recording))
+    _, reading = SGLangGenerate(AdapterOptions(model="m", vocab_size=VOCAB)).call(request_of(recording))
     events, read = EventReader(max_bytes=2**20), list[Chunk]()
     for at in range(len(body)):
         for data in events.feed(body[at : at + 1]):
@@ -448,7 +448,7 @@ COMMANDS: dict[str, tuple[WeightCommand, str]] = {
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_is_the_one_that_was_recorded_and_its_answer_is_understood(name: str) -> None:
     recording, (command, said) = RECORDED[name], COMMANDS[name]
-    adapter = SGLangGenerate(model="m", vocab_size=VOCAB)
+    adapter = SGLangGenerate(AdapterOptions(model="m", vocab_size=VOCAB))
     call = adapter.control_calls(command)[0]
     assert (call.path, json.loads(call.body)) == (recording["path"], recording["request"])
     answer = adapter.control_reply(command, call, reply_of(recording))
@@ -468,7 +468,7 @@ OF_ITSELF = {"models", "server_info", "model_info"}
 
 @pytest.mark.parametrize("made", [SGLangChat, SGLangGenerate])
 async def test_what_a_server_says_of_itself_is_found(made: type[SGLangChat] | type[SGLangGenerate]) -> None:
-    adapter = made(model="m", vocab_size=VOCAB)
+    adapter = made(AdapterOptions(model="m", vocab_size=VOCAB))
     await adapter.discover(recorded_answers)
     assert adapter.capabilities.max_context_tokens == 8186
     assert await adapter.find_version(recorded_answers) == "default"
@@ -481,7 +481,9 @@ async def test_what_a_server_says_of_itself_is_found(made: type[SGLangChat] | ty
 @pytest.mark.parametrize("name", ABORTS)
 def test_an_abort_is_the_one_that_was_recorded(name: str) -> None:
     recording = RECORDED[name]
-    call = SGLangGenerate(model="m", vocab_size=VOCAB).abort_call(RequestId(recording["request"]["rid"]))
+    call = SGLangGenerate(AdapterOptions(model="m", vocab_size=VOCAB)).abort_call(
+        RequestId(recording["request"]["rid"])
+    )
     assert (call.path, json.loads(call.body)) == (recording["path"], recording["request"])
     assert (recording["status"], recording["body"]) == (200, "")
 

@@ -7,6 +7,7 @@ connection: `HttpEngine` does, and knows no engine.
 import re
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -19,10 +20,12 @@ from stenograph.core.errors import (
     UpstreamInvalid,
     UpstreamRefused,
 )
-from stenograph.core.types import Chunk, RequestId
+from stenograph.core.kinds import ReplyMode
+from stenograph.core.types import Chunk, LogprobsKind, RequestId
 from stenograph.core.weights import WeightCommand, without_weights
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.http.transport import Headers, HttpReply
+from stenograph.engine.settings import ReplayKind
 
 T = TypeVar("T")
 
@@ -98,6 +101,27 @@ class EngineReading(Protocol):
     def end(self) -> Sequence[Chunk]:
         """Return the chunks that were held back until the stream's proper end; nothing the second time."""
         return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterOptions:
+    """Facts of the model and settings of the server, of which every adapter is made; each takes what it needs.
+
+    `model` is its model's name at the engine. `logprobs`: what its log-probabilities are, None by its defaults.
+    `replay` says what is asked for that trainers replay, and `reply_mode` whether clients get it too. The context is
+    `max_context_tokens` where the engine does not say; None: not known. `eos_token_ids` end a turn there.
+    `states_vocab_size`: the model has exactly `vocab_size` ids; else at least as many.
+    """
+
+    model: str
+    vocab_size: int
+    logprobs: LogprobsKind | None = None
+    replay: ReplayKind = ReplayKind.NONE
+    reply_mode: ReplyMode = ReplyMode.PASSTHROUGH
+    max_context_tokens: int | None = None
+    eos_token_ids: Sequence[int] = ()
+    tokenizer_json: str = ""
+    states_vocab_size: bool = True
 
 
 class EngineAdapter(Protocol):

@@ -29,7 +29,15 @@ from stenograph.core.types import (
     token_ids,
 )
 from stenograph.engine.base import Capabilities, GenerateRequest
-from stenograph.engine.http.adapter import Ask, Call, EngineAdapter, EngineReading, list_models, passed_through
+from stenograph.engine.http.adapter import (
+    AdapterOptions,
+    Ask,
+    Call,
+    EngineAdapter,
+    EngineReading,
+    list_models,
+    passed_through,
+)
 from stenograph.engine.http.transport import HttpReply
 from stenograph.engine.llamacpp.text import Pieces, is_json, pieces_of
 from stenograph.engine.llamacpp.wire import (
@@ -58,28 +66,19 @@ RANKING_SIZES = (64, 4096)
 class LlamaCpp(EngineAdapter):
     """A llama.cpp server with the model of our files."""
 
-    def __init__(
-        self,
-        *,
-        model: str,
-        vocab_size: int,
-        pieces: Pieces,
-        states_vocab_size: bool = True,
-        logprobs: LogprobsKind = LogprobsKind.RAW,
-    ) -> None:
-        """`states_vocab_size`: the model's has exactly `vocab_size` ids; else at least as many, and the server says.
-        `logprobs`: what its log-probabilities are."""
-        self._pieces = pieces
-        self._states_vocab_size = states_vocab_size
+    def __init__(self, options: AdapterOptions, pieces: Pieces | None = None) -> None:
+        """`pieces` are those of its tokenizer.json where they are left out. Raises StartupError as `pieces_of` does."""
+        self._pieces = pieces or pieces_of(options.tokenizer_json, options.vocab_size)
+        self._states_vocab_size = options.states_vocab_size
         self.capabilities = Capabilities(
             engine="llamacpp",
-            model=model,
-            vocab_size=vocab_size,
+            model=options.model,
+            vocab_size=options.vocab_size,
             max_context_tokens=None,
             grammars=GRAMMARS,
             streams=True,
             takes_json=True,
-            logprobs=LogprobsReport(kind=logprobs),
+            logprobs=LogprobsReport(kind=options.logprobs or LogprobsKind.RAW),
         )
 
     def __repr__(self) -> str:
@@ -125,19 +124,6 @@ class LlamaCpp(EngineAdapter):
 
     def abort_call(self, request_id: RequestId) -> None:
         """There is none: the engine stops when its client closes the connection."""
-
-
-def llamacpp_of(
-    *, model: str, vocab_size: int, tokenizer_json: str, states_vocab_size: bool, logprobs: LogprobsKind
-) -> LlamaCpp:
-    """The adapter of a model by its tokenizer.json. Raises StartupError as `pieces_of` does."""
-    return LlamaCpp(
-        model=model,
-        vocab_size=vocab_size,
-        pieces=pieces_of(tokenizer_json, vocab_size),
-        states_vocab_size=states_vocab_size,
-        logprobs=logprobs,
-    )
 
 
 class LlamaCppReading(EngineReading):

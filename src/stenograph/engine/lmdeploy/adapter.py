@@ -13,6 +13,7 @@ from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.http.adapter import (
     NOT_THERE,
     PROBE_PATHS,
+    AdapterOptions,
     Ask,
     Call,
     EngineAdapter,
@@ -55,30 +56,19 @@ class _LMDeployFound:
 class LMDeploy(EngineAdapter):
     """An LMDeploy server."""
 
-    def __init__(
-        self,
-        *,
-        model: str,
-        vocab_size: int,
-        eos_token_ids: Sequence[int] = (),
-        replay: ReplayKind = ReplayKind.NONE,
-        logprobs: LogprobsKind = LogprobsKind.RAW,
-    ) -> None:
-        """`model` is its model's name there, if it serves several. `eos_token_ids` are those that end a turn there.
-        `replay` says whether routed experts are asked for, `logprobs` what its log-probabilities are.
-        """
-        self._eos_ids = tuple(eos_token_ids)
-        self._replays = replay is ReplayKind.ROUTED_EXPERTS
+    def __init__(self, options: AdapterOptions) -> None:
+        self._eos_ids = tuple(options.eos_token_ids)
+        self._replays = options.replay is ReplayKind.ROUTED_EXPERTS
         self._found: _LMDeployFound | None = None
         self.capabilities = Capabilities(
             engine="lmdeploy",
-            model=model,
-            vocab_size=vocab_size,
+            model=options.model,
+            vocab_size=options.vocab_size,
             max_context_tokens=None,
             grammars=GRAMMARS,  # what is not known yet is no reason to refuse
             streams=True,
             takes_json=True,
-            logprobs=LogprobsReport(kind=logprobs),
+            logprobs=LogprobsReport(kind=options.logprobs or LogprobsKind.RAW),
         )
 
     def __repr__(self) -> str:

@@ -5,10 +5,18 @@ from dataclasses import dataclass, replace
 
 from stenograph.core.errors import StenographError
 from stenograph.core.kinds import ReplyMode
-from stenograph.core.types import Chunk, EngineReply, LogprobsKind, RequestId
+from stenograph.core.types import Chunk, EngineReply, RequestId
 from stenograph.core.weights import WeightCommand
 from stenograph.engine.base import Capabilities, GenerateRequest
-from stenograph.engine.http.adapter import Ask, Call, ControlReply, EngineAdapter, EngineReading, passed_through
+from stenograph.engine.http.adapter import (
+    AdapterOptions,
+    Ask,
+    Call,
+    ControlReply,
+    EngineAdapter,
+    EngineReading,
+    passed_through,
+)
 from stenograph.engine.http.transport import HttpReply
 from stenograph.engine.settings import ReplayKind
 from stenograph.engine.sglang.chat_stream import OVERLAPPED, STREAM_PARTS, SGLangChatStream, streams_whole
@@ -25,21 +33,11 @@ CHAT_PATH = "/v1/chat/completions"
 class SGLangChat(EngineAdapter):
     """A server whose chat route knows `input_ids`. What is no chat, its own route serves (`SGLangGenerate`)."""
 
-    def __init__(
-        self,
-        *,
-        model: str,
-        vocab_size: int,
-        replay: ReplayKind = ReplayKind.NONE,
-        reply_mode: ReplyMode = ReplyMode.PASSTHROUGH,
-        logprobs: LogprobsKind = LogprobsKind.TEMPERED,
-    ) -> None:
-        """`model` is its model's name there. `replay` says what is asked for that trainers replay, and `reply_mode`
-        whether clients get it too. `logprobs` as for `SGLangGenerate`."""
-        self._model = model
-        self._replay = replay
-        self._reply_mode = reply_mode
-        self._native = SGLangGenerate(model=model, vocab_size=vocab_size, replay=replay, logprobs=logprobs)
+    def __init__(self, options: AdapterOptions) -> None:
+        self._model = options.model
+        self._replay = options.replay
+        self._reply_mode = options.reply_mode
+        self._native = SGLangGenerate(options)
         self._note = ""
         self.capabilities = self._own_capabilities()
 

@@ -12,6 +12,7 @@ from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.http.adapter import (
     MODELS_PATH,
     NOT_THERE,
+    AdapterOptions,
     Ask,
     Call,
     ControlReply,
@@ -19,7 +20,6 @@ from stenograph.engine.http.adapter import (
     in_our_shape,
 )
 from stenograph.engine.http.transport import HttpReply
-from stenograph.engine.settings import ReplayKind
 from stenograph.engine.sglang.control import INFO_PATH, sglang_calls, sglang_reply, sglang_version
 from stenograph.engine.sglang.generate_wire import (
     ServerFacts,
@@ -47,32 +47,25 @@ WORKERS_PATH = "/workers"
 class SGLangGenerate(EngineAdapter):
     """A server with the route `/generate`."""
 
-    def __init__(
-        self,
-        *,
-        model: str,
-        vocab_size: int,
-        replay: ReplayKind = ReplayKind.NONE,
-        logprobs: LogprobsKind = LogprobsKind.TEMPERED,
-    ) -> None:
-        """`replay` says what is asked for that trainers replay. `logprobs`: what its log-probabilities are, raw where
-        it runs with `SGLANG_RETURN_ORIGINAL_LOGPROB`; it takes them from logits that are penalized and masked."""
+    def __init__(self, options: AdapterOptions) -> None:
+        """Its log-probabilities are raw where it runs with `SGLANG_RETURN_ORIGINAL_LOGPROB`; it takes them from logits
+        that are penalized and masked."""
         self.capabilities = Capabilities(
             engine="sglang-generate",
-            model=model,
-            vocab_size=vocab_size,
+            model=options.model,
+            vocab_size=options.vocab_size,
             max_context_tokens=None,
             grammars=GRAMMARS,
             streams=True,
             takes_json=True,
-            logprobs=LogprobsReport(kind=logprobs, after_constraints=True),
+            logprobs=LogprobsReport(kind=options.logprobs or LogprobsKind.TEMPERED, after_constraints=True),
             reports_support=True,
             max_support_top_k=MAX_SUPPORT_TOP_K,
             salt_policies=frozenset(SaltPolicy),
             repetition_over=RepetitionOver.TURN,
             hints=frozenset(RoutingHint),
         )
-        self._replay = replay
+        self._replay = options.replay
         self._keeps_sessions = False
         self.streams_chats = False
         """Whether streams of its chat route lack nothing."""

@@ -21,6 +21,7 @@ from stenograph.core.weights import WeightCommand
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.http.adapter import (
     PROBE_PATHS,
+    AdapterOptions,
     Ask,
     Call,
     EngineAdapter,
@@ -62,33 +63,21 @@ class _VLLMFound:
 class VLLM(EngineAdapter):
     """A vLLM server, or a router before several of one kind."""
 
-    def __init__(
-        self,
-        *,
-        model: str,
-        vocab_size: int,
-        max_context_tokens: int | None,
-        eos_token_ids: Sequence[int] = (),
-        replay: ReplayKind = ReplayKind.NONE,
-        logprobs: LogprobsKind = LogprobsKind.RAW,
-    ) -> None:
-        """`model` is its model's name there, if it serves several. Its context is `max_context_tokens` where the
-        server does not say; None: not known. `replay` says whether a reply has to have routed experts. `logprobs`: what
-        its log-probabilities are; tokens sampled under a grammar are scored where those are raw.
-        """
-        self._eos_ids = frozenset(eos_token_ids)
-        self._wants_experts = replay is ReplayKind.ROUTED_EXPERTS
-        self._own_max_context_tokens = max_context_tokens
+    def __init__(self, options: AdapterOptions) -> None:
+        """Tokens sampled under a grammar are scored where its log-probabilities are raw."""
+        self._eos_ids = frozenset(options.eos_token_ids)
+        self._wants_experts = options.replay is ReplayKind.ROUTED_EXPERTS
+        self._own_max_context_tokens = options.max_context_tokens
         self._found: _VLLMFound | None = None
         self.capabilities = Capabilities(
             engine="vllm",
-            model=model,
-            vocab_size=vocab_size,
-            max_context_tokens=max_context_tokens,
+            model=options.model,
+            vocab_size=options.vocab_size,
+            max_context_tokens=options.max_context_tokens,
             grammars=GRAMMARS,
             streams=True,
             takes_json=True,
-            logprobs=LogprobsReport(kind=logprobs),
+            logprobs=LogprobsReport(kind=options.logprobs or LogprobsKind.RAW),
             salt_policies=frozenset(SaltPolicy),
             hints=frozenset({RoutingHint.DP_RANK}),
         )
