@@ -292,7 +292,8 @@ class Chunk(Struct, frozen=True, kw_only=True, gc=False):
     engine that reports its weights only at the end has them in the last chunk's `weights`, over all ids of the turn.
     `mixed`, in the last, says that they changed since the beginning, and not for which ids. An engine that streams the
     client's reply has `written` in each chunk, and all ids in the last.
-    `unasked_replay` names the payloads of `Replay` that came without being requested; they are left out.
+    `unasked_replay` names the payloads of `Replay` that came without being requested; they are left out. `cached_from`,
+    in the last, names the weights that computed the cached tokens, from an engine that keeps its cache apart by itself.
     """
 
     ids: Sequence[int]
@@ -313,6 +314,7 @@ class Chunk(Struct, frozen=True, kw_only=True, gc=False):
     written: WrittenPiece | None = None
     replay: Replay | None = None
     unasked_replay: tuple[str, ...] = ()
+    cached_from: str | None = None
 
     def __post_init__(self) -> None:
         is_plain = self.tempered_logprobs is None and self.sampling_logprobs is None

@@ -306,7 +306,8 @@ class EngineCore:
             self._forward.copy_kv(copy.source, copy.target, copy.num_tokens)
         if not sequence.times.admitted:
             sequence.times.admitted = self._clock.monotonic()
-            sequence.num_cached_tokens = sequence.num_filled
+        if not sequence.times.first_token:  # what an admission found that gave no token was not used
+            sequence.num_cached_tokens, sequence.cached_from = sequence.num_filled, self._weight_version
         bisect.insort(self._running, sequence, key=_arrival)
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -359,7 +360,8 @@ class EngineCore:
             finished=times.finished,
         )
         return Sampled(
-            request_id=sequence.request_id, chunk=replace(chunk, times=engine_times, replay=sequence.replay())
+            request_id=sequence.request_id,
+            chunk=replace(chunk, times=engine_times, replay=sequence.replay(), cached_from=sequence.cached_from),
         )
 
     def _fail(self, sequence: Sequence, message: str, kind: FailureKind = FailureKind.INVALID_REQUEST) -> Failed:

@@ -84,6 +84,7 @@ class Sequence:
         self.table: BlockTable | None = None
         self.guide: Guide | None = None
         self.num_cached_tokens = 0
+        self.cached_from: str | None = None
         own_stops = frozenset(params.stop_token_ids)
         self._stop_ids = own_stops if params.ignore_eos else own_stops | eos_ids
         self._eos_ids = eos_ids

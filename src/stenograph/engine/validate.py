@@ -147,7 +147,7 @@ class TurnCollector(Struct, kw_only=True, eq=False):
             forced=None if self._forced is None else bytes(self._forced),
             support=None if self._support is None else self._support.whole(len(self._ids)),
             mixed=mixed,
-            cached_from=self.cached_from,
+            cached_from=self._last.cached_from or self.cached_from,
         )
 
     def _check_ids(self, ids: Sequence[int]) -> None:
