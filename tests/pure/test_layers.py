@@ -210,6 +210,11 @@ def test_a_never_has_no_import_against_it(never: str) -> None:
     assert imports_against()[never] == []
 
 
+def test_the_core_imports_no_part_but_the_embedded_engine() -> None:
+    found = {one.partition(" imports ")[2] for one in imports_against()["the core imports no part"]}
+    assert found <= {"embedded/wire", "embedded/child", "embedded/options", "embedded/settings", "engine/embedded"}
+
+
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_no_text_of_a_module_s_name_is_put_together(path: Path) -> None:
     """Or an import could hide from these laws, which see whole names."""
