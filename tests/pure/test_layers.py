@@ -112,7 +112,6 @@ TASK_OWNERS = {
     "http/server": "cancels its housekeeper and what waits for readiness, and awaits them",
     "cluster/all_moments": "streams of other workers, which the last viewer cancels and aclose awaits",
     "http/proxy_route": "the handler owns its exchange and awaits it on exit",
-    "cluster/nodes": "the handler owns its exchange and awaits it on exit",
     "http/connection": "hands its tasks to the server's set, which uvicorn's shutdown awaits",
     "cluster/postgres/store": "owns its lease, its writer and what it asks; aclose awaits them",
     "cluster/worker": "owns what tells the other workers of a state; aclose cancels and awaits it",

@@ -161,6 +161,40 @@ async def test_a_node_that_cannot_be_reached_is_named_until_its_lease_has_run_ou
         assert passed_on.status == 503, "what was passed on is not passed on again"
 
 
+async def test_a_node_that_says_nothing_is_waited_for_as_long_as_a_turn_may_take(node: MakeNode) -> None:
+    heads: list[bytes] = []
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        await reader.read()
+        writer.close()
+
+    deaf = await asyncio.start_server(silent, "127.0.0.1", 0)
+    at = f"127.0.0.1:{deaf.sockets[0].getsockname()[1]}"
+    options = {"request_timeout_s": 0.2, "abort_grace_s": 0.1}
+    async with deaf, node(**options) as other, node(at=f"http://{at}") as owner:
+        session = await owner.live.open()
+        refused = await other.live.call("GET", f"/sessions/{session}?from=0", host="127.0.0.1", x_thing="kept")
+        assert (refused.status, refused.json()["error"]["code"]) == (503, "session_elsewhere")
+        metrics = (await other.live.call("GET", "/metrics")).body.decode()
+        assert 'stenograph_requests_passed_on_total{outcome="unreachable"} 1.0' in metrics
+    head = heads[0].lower()
+    assert head.startswith(b"get /sessions/%b?from=0 http/1.1\r\n" % session.encode())
+    assert b"\r\nhost: %b\r\n" % at.encode() in head
+    assert (head.count(b"\r\nhost:"), head.count(b"\r\nx-stenograph-passed-on: 1\r\n")) == (1, 1)
+    assert b"\r\nx-thing: kept\r\n" in head
+
+
+async def test_what_a_page_of_another_site_asks_for_is_not_passed_on(node: MakeNode) -> None:
+    async with node() as other, node(at="http://127.0.0.1:9") as owner:
+        session = await owner.live.open()
+        for headers in ({"origin": "http://evil.example"}, {"host": "evil.example"}):
+            refused = await other.live.call("GET", f"/sessions/{session}", **headers)
+            assert (refused.status, refused.json()["error"]["code"]) == (403, "forbidden")
+        metrics = (await other.live.call("GET", "/metrics")).body.decode()
+        assert 'stenograph_requests_passed_on_total{outcome="unreachable"} 0.0' in metrics
+
+
 async def test_a_node_whose_lease_is_over_answers_for_no_session_and_ends_its_turns(
     node: MakeNode, tables: SharedTables
 ) -> None:

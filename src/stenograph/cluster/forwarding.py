@@ -1,24 +1,29 @@
-"""A client's connection in a server of several workers: what another worker has to serve is passed on to it.
+"""A client's connection in a server of several processes: what another process has to serve is passed on to it, to a
+worker of this server or to another server.
 
-Whose a request is, its head says. The bytes of a request that is another's go to that worker as they came, and those
-of its answer come back as they are; only where each ends is looked for. Reading stops on one side while the other does
-not take what was read, and the end of the one is the end of the other.
+Whose a request is, its head says. The bytes of a request that is another's go to that process as they came, but for the
+head of one that goes to another server, and those of its answer come back as they are; only where each ends is looked
+for. Reading stops on one side while the other does not take what was read, and the end of the one is the end of the
+other. A request goes from one server to another once.
 """
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 import httptools
 from starlette.types import Scope
 
 from stenograph.cluster.owners import Finding, Found, Owner, Owners
 from stenograph.cluster.peer_connection import DELIVERED, GREETING, client_line
-from stenograph.core.errors import StenographError, UnexpectedFailure, WorkerUnavailable
+from stenograph.cluster.peers import CONNECT_TIMEOUT_S
+from stenograph.core.errors import StenographError, UnexpectedFailure
 from stenograph.dialects.base import Refusal
-from stenograph.http.auth import SESSION_ID, session_named
+from stenograph.http.auth import PASSED_ON, SESSION_ID, session_named
 from stenograph.http.connection import Bytes, ClientConnection, RequestPhase
 from stenograph.http.wire import header_value, headers_of
 
@@ -27,23 +32,27 @@ log = logging.getLogger(__name__)
 PATIENCE_S = 5.0
 """Longest time that a request waits for a worker that is being started again."""
 
-RETRY_S = 1.0
+
+def is_for_anyone(scope: Scope) -> bool:
+    """Whether a request is the console's, which shows what the database has of a session, whoever has it."""
+    path: str = scope["path"]
+    return path.startswith("/console/")
 
 
 class Forwarded:
-    """Counts of the requests that one worker has passed on."""
+    """Counts of the requests that one process has passed on, to workers of its server or to others."""
 
     def __init__(self) -> None:
         self.num_passed_on = 0
         self.num_refused = 0
-        """Those of them whose worker was away for too long, or ended before it answered."""
+        """Those of them whose process was away for too long, or ended before it answered."""
 
     def __repr__(self) -> str:
         return f"<Forwarded {self.num_passed_on} requests, {self.num_refused} refused>"
 
 
 class ForwardingConnection(ClientConnection):
-    """A client's connection, with a way to each worker that it has had requests for."""
+    """A client's connection, with a way to each process that it has had requests for."""
 
     def __init__(
         self,
@@ -52,10 +61,15 @@ class ForwardingConnection(ClientConnection):
         of_server: Collection[str],
         by_credential: bool,
         refuse_at: Callable[[str, StenographError], Refusal],
+        objects: Callable[[Scope], bool],
         forwarded: Forwarded,
+        passed_on: Forwarded,
         patience_s: float,
+        answer_s: float,
         **named: Any,
     ) -> None:
+        """`objects` says whether a request is refused here, whoever serves it. `forwarded` are those of workers, each
+        of which may take `patience_s` to be there; `passed_on` those of other servers, which have `answer_s`."""
         super().__init__(*arguments, **named)
         self._owners = owners
         self._of_server = of_server
@@ -64,8 +78,11 @@ class ForwardingConnection(ClientConnection):
         """The beginnings of those that take in others."""
         self._by_credential = by_credential
         self._refuse_at = refuse_at
+        self._objects = objects
         self._forwarded = forwarded
+        self._passed_on = passed_on
         self._patience_s = patience_s
+        self._answer_s = answer_s
         self._finding: asyncio.Task[None] | None = None
         self._found: tuple[Owner | Finding, Scope] | None = None
         """Whoever serves the request whose head was read."""
@@ -76,6 +93,8 @@ class ForwardingConnection(ClientConnection):
         self._ways: dict[Owner, _Way] = {}
         self._way: _Way | None = None
         """The way of the request that is another's."""
+        self._owner: Owner | None = None
+        """Whoever has that request."""
         self._num_to_pass: int | None = 0
         """Bytes of its body that are to come; None for a chunked one."""
         self._is_answered = False
@@ -117,8 +136,6 @@ class ForwardingConnection(ClientConnection):
         if path in self._of_server or path.startswith(self._open_paths):
             return self._owners.first()
         session_id = session_named(scope, by_id=self._by_credential)
-        if path == "/samples":  # asked by another server, for the part of one session
-            session_id = header_value(scope, b"x-session-id")
         if session_id is not None:
             return self._owners.owner_of(session_id) if SESSION_ID.fullmatch(session_id) else None
         if method == "POST" and path.strip("/") == "sessions":
@@ -145,7 +162,7 @@ class ForwardingConnection(ClientConnection):
                 self._refuse_with = partial(self._refuse_at, scope["path"])
                 self._refuse(failure)
                 return
-            if owner is not None:
+            if owner is not None and not (owner.is_server and self._stays(scope)):
                 self._begin_elsewhere(owner, head, scope)
                 self.data_received(early)
                 return
@@ -159,20 +176,34 @@ class ForwardingConnection(ClientConnection):
         self.flow.pause_reading()
         self._finding = self.begin_task(begin(), name="find-owner")
 
+    def _stays(self, scope: Scope) -> bool:
+        """Whether a request is not passed on to another server: one that came from one, one that is refused here, and
+        the console's, which shows what the database has of a session, whoever has it."""
+        return header_value(scope, PASSED_ON) is not None or is_for_anyone(scope) or self._objects(scope)
+
+    def _count(self, owner: Owner) -> Forwarded:
+        return self._passed_on if owner.is_server else self._forwarded
+
     def _begin_elsewhere(self, owner: Owner, head: bytes, scope: Scope) -> None:
         self._phase = RequestPhase.ELSEWHERE
         headers = headers_of(scope)
         is_chunked = b"transfer-encoding" in headers
         self._num_to_pass = None if is_chunked else int(headers.get(b"content-length", b"0"))
         self._is_answered = False
-        self._path = scope["path"]
+        self._path, self._owner = scope["path"], owner
         way = self._ways.get(owner)
         if way is None:
             way = self._ways[owner] = _Way(self, owner)
-            way.open(client_line(self.client, self.server), self._patience_s)
+            if owner.is_server:
+                way.open(b"", CONNECT_TIMEOUT_S)
+            else:
+                way.open(client_line(self.client, self.server), self._patience_s)
         self._way = way
-        self._forwarded.num_passed_on += 1
-        way.begin(head, is_head=scope["method"] == "HEAD")
+        self._count(owner).num_passed_on += 1
+        if owner.is_server:
+            way.begin(_head_for(owner, scope), is_head=scope["method"] == "HEAD", answer_s=self._answer_s)
+        else:
+            way.begin(head, is_head=scope["method"] == "HEAD")
 
     def _pass_on(self, data: Bytes) -> Bytes:
         if self._finding is not None:
@@ -214,22 +245,13 @@ class ForwardingConnection(ClientConnection):
         if self._is_answered:
             self._linger()
         elif was_answering:
-            self._forwarded.num_refused += 1
+            self._count(owner).num_refused += 1
             self.transport.abort()
         else:
-            self.refuse_elsewhere(owner)
-
-    def refuse_elsewhere(self, owner: Owner) -> None:
-        """Answer in the place of a worker that cannot."""
-        self._forwarded.num_refused += 1
-        self.flow.resume_reading()
-        self._refuse_with = partial(self._refuse_at, self._path)
-        self._refuse(
-            WorkerUnavailable(
-                f"The process that has this session ({owner.name}) has ended, and is being started again: ask again.",
-                retry_after_s=RETRY_S,
-            )
-        )
+            self._count(owner).num_refused += 1
+            self.flow.resume_reading()
+            self._refuse_with = partial(self._refuse_at, self._path)
+            self._refuse((self._owner or owner).away())
 
     def _end_elsewhere(self) -> None:
         """The answer is whole, and so is the request, or nobody reads the rest of it."""
@@ -300,7 +322,7 @@ class ForwardingConnection(ClientConnection):
 
 
 class _Way(asyncio.Protocol):
-    """A client connection's own connection to one other worker."""
+    """A client connection's own connection to one other process."""
 
     def __init__(self, client: ForwardingConnection, owner: Owner) -> None:
         self._client = client
@@ -310,7 +332,10 @@ class _Way(asyncio.Protocol):
         """Bytes that wait for the connection to be made."""
         self._connecting: asyncio.Task[None] | None = None
         self._patience: asyncio.TimerHandle | None = None
+        """Until the other process is there, or has answered."""
+        self._is_greeted = owner.is_server
         self._parser = httptools.HttpResponseParser(self)
+        self._answer_s: float | None = None
         self._is_head = False
         self._is_running = self._has_begun = self._is_closed = False
 
@@ -318,21 +343,42 @@ class _Way(asyncio.Protocol):
         return f"<_Way to {self._owner.name}>"
 
     def open(self, line: bytes, patience_s: float) -> None:
-        """Connect. The worker's first byte says that it is there."""
-        self._waiting.append(line)
+        """Connect. A worker's first byte says that it is there."""
+        if line:
+            self._waiting.append(line)
         self._patience = self._client.loop.call_later(patience_s, self._lost_patience)
-        self._connecting = self._client.begin_task(self._connect(), name="connect-to-worker")
+        self._connecting = self._client.begin_task(self._connect(), name="connect-to-owner")
 
     async def _connect(self) -> None:
+        loop, socket = self._client.loop, self._owner.socket
         try:
-            await self._client.loop.create_unix_connection(lambda: self, str(self._owner.socket))
+            if socket is not None:
+                await loop.create_unix_connection(lambda: self, str(socket))
+            else:
+                at = urlsplit(self._owner.name)
+                tls = ssl.create_default_context() if at.scheme == "https" else None
+                port = at.port or (80 if tls is None else 443)
+                await loop.create_connection(lambda: self, at.hostname or "", port, ssl=tls)
         except OSError:
             self._end()
 
-    def begin(self, head: bytes, *, is_head: bool) -> None:
-        """Begin a request. The answer to `HEAD` has no body, whatever its length says."""
-        self._is_head, self._is_running, self._has_begun = is_head, True, False
+    def begin(self, head: bytes, *, is_head: bool, answer_s: float | None = None) -> None:
+        """Begin a request. The answer to `HEAD` has no body, whatever its length says. `answer_s`: the longest time
+        that it may take."""
+        self._is_head, self._is_running, self._has_begun, self._answer_s = is_head, True, False, answer_s
         self.write(head)
+        if self._transport is not None:
+            self._wait_for_answer()
+
+    def _wait_for_answer(self) -> None:
+        self._stop_waiting()
+        if self._answer_s is not None and self._is_running:
+            self._patience = self._client.loop.call_later(self._answer_s, self._lost_patience)
+
+    def _stop_waiting(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
     def write(self, data: Bytes) -> None:
         if self._transport is not None:
@@ -344,7 +390,7 @@ class _Way(asyncio.Protocol):
 
     def delivered(self) -> None:
         """The last answer has left for the client."""
-        if self._transport is not None and not self._is_closed:
+        if self._transport is not None and not self._is_closed and not self._owner.is_server:
             self._transport.write(DELIVERED)
 
     def pause_reading(self) -> None:
@@ -358,8 +404,7 @@ class _Way(asyncio.Protocol):
     def close(self) -> None:
         """Hang up."""
         self._is_closed = True
-        if self._patience is not None:
-            self._patience.cancel()
+        self._stop_waiting()
         if self._transport is not None:
             self._transport.close()
         elif self._connecting is not None:
@@ -374,13 +419,15 @@ class _Way(asyncio.Protocol):
             return
         way.write(b"".join(self._waiting))
         self._waiting.clear()
+        if self._owner.is_server:
+            self._wait_for_answer()
         self._client.flow.resume_reading()
 
     def data_received(self, data: bytes) -> None:
-        if self._patience is not None:
+        if not self._is_greeted:
             assert data.startswith(GREETING), f"another worker said {data[:20]!r}"
-            self._patience.cancel()
-            self._patience = None
+            self._is_greeted = True
+            self._stop_waiting()
             data = data[1:]
         if not data or not self._is_running:
             return
@@ -406,8 +453,7 @@ class _Way(asyncio.Protocol):
 
     def _end(self) -> None:
         self._is_closed = True
-        if self._patience is not None:
-            self._patience.cancel()
+        self._stop_waiting()
         self._client.way_ended(self._owner, was_answering=self._has_begun)
 
     # --- the parser's side
@@ -423,6 +469,17 @@ class _Way(asyncio.Protocol):
     def _answered(self) -> None:
         is_last = not self._parser.should_keep_alive()
         self._is_running = False
+        self._stop_waiting()
         if self._is_head:
             self._parser = httptools.HttpResponseParser(self)
         self._client.answered(is_last=is_last)
+
+
+def _head_for(owner: Owner, scope: Scope) -> bytes:
+    """The head of a request as another server is to see it: under its own name, and not to be passed on again."""
+    query = scope["query_string"]
+    target = scope["raw_path"] + (b"?" + query if query else b"")
+    named = [(b"host", urlsplit(owner.name).netloc.encode()), (PASSED_ON, b"1")]
+    headers = [*named, *(pair for pair in scope["headers"] if pair[0] != b"host")]
+    lines = [b"%s %s HTTP/%s" % (scope["method"].encode(), target, scope["http_version"].encode())]
+    return b"\r\n".join([*lines, *(b"%s: %s" % pair for pair in headers), b"", b""])

@@ -1,7 +1,10 @@
-"""The routes whose answer is that of all workers, as their rows say.
+"""The routes whose answer is that of all processes, as their rows say: of this server's workers, and of the servers
+that share its database.
 
-An ASGI application around each worker's own. The request goes to all workers as it came, each checks it as its own,
-and their answers become one; an error of any of them is the answer.
+An ASGI application around each process's own. The request goes to all workers as it came, each checks it as its own,
+and their answers become one; an error of any of them is the answer. Another server is asked then, once: what one
+server asks another is about that one alone. Pauses, weights and engines stay each server's own, because whoever has
+them knows which engines are whose; the answer names the servers that were not asked.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -11,19 +14,27 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 import msgspec
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from stenograph.cluster.forwarding import is_for_anyone
+from stenograph.cluster.leased_owners import LeasedOwners
 from stenograph.cluster.owners import number_of
-from stenograph.cluster.peer_connection import is_workers_own
+from stenograph.cluster.peer_connection import is_passed_on, is_workers_own
 from stenograph.cluster.peer_routes import KEY_HEADER, OPENED_PATH
-from stenograph.cluster.peers import DROPPED, PeerAnswer, Peers
-from stenograph.core.errors import IdempotencyMismatch, StenographError, WorkerUnavailable
+from stenograph.cluster.peers import DROPPED, PeerAnswer, Peers, for_asker, named
+from stenograph.core.errors import (
+    IdempotencyMismatch,
+    SessionElsewhere,
+    StenographError,
+    StorageUnavailable,
+    WorkerUnavailable,
+)
 from stenograph.core.loaded import entry
 from stenograph.core.types import SessionId
-from stenograph.dialects.base import Refuse
-from stenograph.http.metrics import Metrics
-from stenograph.http.route import All, Asking, Reach, Route
-from stenograph.http.wire import ClientGone, count_error, read_body, send_refusal
+from stenograph.http.auth import PASSED_ON, SESSION_ID, session_named
+from stenograph.http.processes import ServedApp
+from stenograph.http.route import All, Asking, Needs, Reach, Route, Who
+from stenograph.http.wire import ClientGone, count_error, header_value, read_body, send_refusal
 from stenograph.session.keyed_openings import OpenedElsewhere
 
 LOOK_S = 5.0
@@ -32,7 +43,10 @@ LOOK_S = 5.0
 MAX_BODY_BYTES = 2**20
 
 _OURS = DROPPED | {"server", "date"}
-"""Headers of a worker's answer that the server writes anew."""
+"""Headers of another process's answer that the server writes anew."""
+
+NOT_ASKED = b"x-stenograph-not-asked"
+"""Header of an answer that is of one server: the addresses of the others, with commas."""
 
 Answers = Sequence[PeerAnswer]
 Merge = Callable[[Sequence[bytes]], bytes]
@@ -40,8 +54,9 @@ Merge = Callable[[Sequence[bytes]], bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """A request that is for all."""
+    """A request that is for all. `scope` is that of whoever asked."""
 
+    scope: Scope
     method: str
     path: str
     query: str
@@ -54,29 +69,31 @@ class _Asked:
 
 
 class Gathering:
-    """One worker's application, and before it the routes of all."""
+    """One process's application, and before it the routes of all."""
 
     def __init__(
         self,
-        app: ASGIApp,
+        served: ASGIApp,
+        app: ServedApp,
         rows: Sequence[Route],
         *,
-        of_workers: ASGIApp,
+        of_workers: ASGIApp | None,
         peers: Peers,
         own: int,
-        metrics: Metrics,
-        refuse: Refuse,
+        leases: LeasedOwners | None,
+        by_credential: bool,
         long_s: float,
-        is_shared: bool,
     ) -> None:
-        """`of_workers` are the routes that workers ask each other by. `long_s`: the longest time that a worker may take
-        for what is work. `is_shared`: each worker knows the sessions of all, from a database."""
+        """`of_workers` are the routes that workers ask each other by; None: the server has one process. `leases` know
+        the other servers, and each process the sessions of all, from a database. `long_s`: the longest time that a
+        process may take for what is work."""
+        self._served = served
         self._app = app
         self._of_workers = of_workers
         self._peers = peers
         self._own = own
-        self._metrics = metrics
-        self._refuse = refuse
+        self._leases = leases
+        self._by_credential = by_credential
         self._long_s = long_s
         ways: Mapping[Asking, Callable[..., Awaitable[PeerAnswer]]] = {
             Asking.EACH: self._each,
@@ -86,39 +103,105 @@ class Gathering:
             Asking.READINESS: self._readiness,
             Asking.PAGES: self._list,
         }
-        self._routes: Mapping[tuple[str, str], Callable[[_Asked], Awaitable[PeerAnswer]]] = {
-            (row.method, row.path): partial(ways[row.who.ask], merge=entry(row.who.merge) if row.who.merge else None)
-            for row in rows
-            if isinstance(row.who, All) and not (is_shared and row.who.reach is Reach.NOBODY)
+        gathered = [(row, row.who) for row in rows if isinstance(row.who, All)]
+        self._of_server: Mapping[tuple[str, str], Callable[[_Asked], Awaitable[PeerAnswer]]] = {
+            (row.method, row.path): partial(ways[who.ask], merge=entry(who.merge) if who.merge else None)
+            for row, who in gathered
+            if of_workers is not None and not (leases is not None and who.reach is Reach.NOBODY)
         }
+        self._of_servers: Mapping[tuple[str, str], Merge] = {
+            (row.method, row.path): entry(who.merge)
+            for row, who in gathered
+            if leases is not None and who.reach is Reach.SERVERS
+        }
+
+        self._own_paths = {row.path for row in rows if row.who is Who.SERVER and row.needs is Needs.ADMIN}
+        """Paths of what each server does with its own engines."""
 
     def __repr__(self) -> str:
         return f"<Gathering of {self._peers!r}>"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI, for HTTP."""
-        if is_workers_own(scope):
-            await (self._of_workers if scope["path"].startswith("/workers/") else self._app)(scope, receive, send)
+        if is_workers_own(scope) and self._of_workers is not None and scope["path"].startswith("/workers/"):
+            await self._of_workers(scope, receive, send)
             return
-        route = self._routes.get((scope["method"], scope["path"]))
-        if route is None:
-            await self._app(scope, receive, send)
+        leases = self._leases
+        if leases is not None and await self._refused(leases, scope, send):
+            return
+        at, is_own = (scope["method"], scope["path"]), is_workers_own(scope)
+        is_alone = leases is None or is_own or header_value(scope, PASSED_ON) is not None
+        of_server = None if is_own else self._of_server.get(at)
+        of_servers = None if is_alone else self._of_servers.get(at)
+        if of_server is None and of_servers is None:
+            if leases is not None and not is_alone and scope["path"] in self._own_paths:
+                send = await _naming_others(leases, send)
+            await self._served(scope, receive, send)
             return
         try:
-            body = await read_body(scope, receive, max_bytes=MAX_BODY_BYTES)
             asked = _Asked(
+                scope=scope,
                 method=scope["method"],
                 path=scope["path"],
                 query=scope["query_string"].decode("latin-1"),
                 headers=scope["headers"],
-                body=body,
+                body=await read_body(scope, receive, max_bytes=MAX_BODY_BYTES),
             )
-            await _send(send, await route(asked))
+            answer = await (of_server or self._here)(asked)
+            if of_servers is not None and leases is not None and answer.status == 200:
+                others = [await self._at(server, asked) for server in await leases.servers()]
+                answer = _with_body(answer, of_servers([answer.body, *others]))
+            await _send(send, answer)
         except ClientGone:
             return
         except StenographError as error:
-            count_error(self._metrics, error)
-            await send_refusal(send, self._refuse(error))
+            count_error(self._app.metrics, error)
+            await send_refusal(send, self._app.refuse(error))
+
+    async def _refused(self, leases: LeasedOwners, scope: Scope, send: Send) -> bool:
+        """Refuse a request that was passed on to this process, if another has its session: it is passed on once. From
+        then on nothing is in memory that may be another's."""
+        leases.settle()
+        if not is_passed_on(scope) and header_value(scope, PASSED_ON) is None:
+            return False
+        session_id = session_named(scope, by_id=self._by_credential)
+        if session_id is None or SESSION_ID.fullmatch(session_id) is None or is_for_anyone(scope):
+            return False
+        try:
+            error: SessionElsewhere | StorageUnavailable | None = await leases.elsewhere(session_id)
+        except StorageUnavailable as failure:
+            error = failure
+        if error is not None:
+            count_error(self._app.metrics, error)
+            await send_refusal(send, self._app.refuse_at(scope["path"], error))
+        return error is not None
+
+    async def _here(self, asked: _Asked) -> PeerAnswer:
+        """The answer of this process alone."""
+        starts: list[Message] = []
+        pieces: list[bytes] = []
+
+        async def whole() -> Message:
+            return {"type": "http.request", "body": asked.body, "more_body": False}
+
+        async def take(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                starts.append(message)
+            else:
+                pieces.append(bytes(message.get("body", b"")))
+
+        await self._served({**asked.scope, "extensions": {}}, whole, take)  # it goes to nobody's connection
+        return PeerAnswer(status=starts[0]["status"], headers=starts[0]["headers"], body=b"".join(pieces))
+
+    async def _at(self, server: str, asked: _Asked) -> bytes:
+        """The answer of another server. Raises WorkerUnavailable."""
+        target, headers = for_asker(asked.scope, asked.target)
+        answer = await self._peers.ask(server, asked.method, target, headers, asked.body, timeout_s=self._long_s)
+        if answer.status != 200:
+            raise WorkerUnavailable(
+                f"{named(server)} answered with {answer.status}; this server has done its part. Ask again."
+            )
+        return answer.body
 
     async def _all(self, asked: _Asked, timeout_s: float) -> Answers:
         """The answers of all workers. Raises WorkerUnavailable."""
@@ -258,6 +341,21 @@ def _merged(answers: Answers, merge: Merge) -> PeerAnswer:
 
 def _with_body(answer: PeerAnswer, body: bytes) -> PeerAnswer:
     return PeerAnswer(status=answer.status, headers=answer.headers, body=body)
+
+
+async def _naming_others(leases: LeasedOwners, send: Send) -> Send:
+    """Sends an answer with the servers that were not asked."""
+    try:
+        others = ", ".join(await leases.servers())
+    except StorageUnavailable:
+        others = "unknown: the database does not answer"
+
+    async def sent(message: Message) -> None:
+        if message["type"] == "http.response.start" and others:
+            message = {**message, "headers": [*message["headers"], (NOT_ASKED, others.encode("latin-1"))]}
+        await send(message)
+
+    return sent
 
 
 async def _send(send: Send, answer: PeerAnswer) -> None:

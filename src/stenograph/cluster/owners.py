@@ -1,27 +1,47 @@
-"""The process that has a session: the one place that knows it. Pure; knows no socket and no request.
+"""The process that has a session: where a request for it goes. Pure; knows no socket and no request.
 
-With `--workers` it is seen from the id. Leases in a database (leased_owners.py) are another implementation of `Owners`.
+With `--workers` it is seen from the id. `LeasedOwners`, of a database, are another implementation of `Owners`.
 """
 
 import re
 import zlib
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from stenograph.core.errors import StenographError, WorkerUnavailable
+
 FIRST = 0
 """The number of the worker that speaks for all to the engines."""
+
+RETRY_S = 1.0
 
 _FILE = re.compile("[0-9a-f]{2}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """Another process of the server: its name in logs and messages, and the socket where it is reached."""
+    """Another process: a worker of this server at its `socket`, or another server, whose address is its name.
+
+    `refusal` is the error of a request that it does not answer.
+    """
 
     name: str
-    socket: Path
+    socket: Path | None = None
+    refusal: StenographError | None = field(default=None, compare=False)
+
+    @property
+    def is_server(self) -> bool:
+        """Whether it is another server."""
+        return self.socket is None
+
+    def away(self) -> StenographError:
+        """The error of a request that it does not answer."""
+        return self.refusal or WorkerUnavailable(
+            f"The process that has this session ({self.name}) has ended, and is being started again: ask again.",
+            retry_after_s=RETRY_S,
+        )
 
 
 Finding = Callable[[], Coroutine[Any, Any, "Owner | None"]]

@@ -12,23 +12,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from stenograph.cluster.all_moments import NOW_PATH, WATCH_PATH
-from stenograph.cluster.all_parts import (
-    DELETE_PATH,
-    IDS_PATH,
-    PART_PATH,
-    POINTS_PATH,
-    ROLLOUT_PATH,
-    DeleteAsked,
-    PartAsked,
-    encoded_rollout,
-)
 from stenograph.cluster.other_workers import ABORT_PATH, ENGINES_PATH, FOLLOW_PATH
+from stenograph.cluster.parts import IDS_PATH, POINTS_PATH, ROLLOUT_PATH, encoded_rollout
 from stenograph.cluster.state_file import StateFile
 from stenograph.core.errors import StartupError, StenographError
 from stenograph.dialects.common.errors import refusal
 from stenograph.http.bulk_parts import OwnParts, Pieces
 from stenograph.http.processes import Board, SharedEngines, SharedWeights
-from stenograph.http.session_routes import REVISION_HEADER
 from stenograph.http.wire import ClosedStream, delivery_of, json_response
 from stenograph.session.keyed_openings import KeyedOpenings
 from stenograph.session.selection import SessionFilter
@@ -55,8 +45,6 @@ class PeerRoutes:
             routes=[
                 Route(OPENED_PATH, self.opened, methods=["POST"]),
                 Route(IDS_PATH, self.ids, methods=["POST"]),
-                Route(PART_PATH, self.part, methods=["POST"]),
-                Route(DELETE_PATH, self.delete, methods=["POST"]),
                 Route(ROLLOUT_PATH, self.rollout, methods=["POST"]),
                 Route(POINTS_PATH, self.points, methods=["POST"]),
                 Route(NOW_PATH, self.now, methods=["POST"]),
@@ -80,18 +68,6 @@ class PeerRoutes:
     async def _lines(self, wanted: SessionFilter) -> Pieces:
         async for dated in self.parts.dated_ids(wanted):
             yield msgspec.json.encode(dated) + b"\n"
-
-    async def part(self, request: Request) -> Response:
-        """A session's part of an answer of many."""
-        asked = msgspec.json.decode(await request.body(), type=PartAsked)
-        part = await self.parts.made(asked.session_id, asked.wire)
-        headers = {} if part.revision is None else {REVISION_HEADER: part.revision}
-        return ClosedStream(delivery_of(request.scope), part.pieces, headers=headers)
-
-    async def delete(self, request: Request) -> Response:
-        """Delete a session, if it is as it was."""
-        asked = msgspec.json.decode(await request.body(), type=DeleteAsked)
-        return json_response(await self.parts.delete(asked.session_id, asked.revision))
 
     async def rollout(self, request: Request) -> Response:
         """A session as a rollout of its group."""

@@ -3,28 +3,33 @@
 What a server without `--store` never imports.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import cast
 
 from starlette.types import ASGIApp
 
-from stenograph.cluster.all_servers import AllServers
-from stenograph.cluster.nodes import Nodes
-from stenograph.cluster.ownership import SharedOwnership
+from stenograph.cluster.forwarding import PATIENCE_S, Forwarded, ForwardingConnection
+from stenograph.cluster.gathering import Gathering
+from stenograph.cluster.leased_owners import LeasedOwners
+from stenograph.cluster.owners import Owners
+from stenograph.cluster.parts import SharedParts
+from stenograph.cluster.peers import Peers
 from stenograph.cluster.place import WorkerPlace
 from stenograph.cluster.postgres.owner_name import OwnerName
 from stenograph.cluster.postgres.schema import check_connections, prepare
 from stenograph.cluster.postgres.server import NUM_CONNECTIONS, PostgresRows
 from stenograph.cluster.postgres.store import PostgresStore
-from stenograph.cluster.shared_parts import SharedParts
 from stenograph.core.clock import SystemClock
 from stenograph.core.errors import StorageUnavailable
 from stenograph.http.bulk_parts import OwnParts, SessionParts
+from stenograph.http.connection import connections_of
 from stenograph.http.metric_table import COUNTER, GAUGE, row
 from stenograph.http.metrics import Metrics
+from stenograph.http.mounts import WebGuard
 from stenograph.http.processes import LateParts, Processes, ServedApp
-from stenograph.http.route import Route
+from stenograph.http.route import Route, Who
 from stenograph.http.settings import Settings
 from stenograph.session.keyed_openings import KeyedOpenings
 from stenograph.session.manager import SessionManager
@@ -74,10 +79,10 @@ OWNER_METRICS = (
         "stenograph_requests_passed_on_total",
         COUNTER,
         "Requests passed on to the server that has their session, and those of them that it did not answer.",
-        Nodes,
-        lambda nodes: {
-            "answered": nodes.num_passed_on - nodes.num_unreachable,
-            "unreachable": nodes.num_unreachable,
+        Forwarded,
+        lambda passed_on: {
+            "answered": passed_on.num_passed_on - passed_on.num_refused,
+            "unreachable": passed_on.num_refused,
         },
         label=("outcome", ("answered", "unreachable")),
     ),
@@ -125,13 +130,18 @@ class Cluster(Processes):
     """A server among those that share the database of `--store`; without one, alone. `place` is this process' among
     several of the server, if there are."""
 
-    nodes: Nodes | None = None
+    leases: LeasedOwners | None = None
+    """The owners in the database that servers share."""
 
-    def __init__(self, settings: Settings, place: WorkerPlace | None = None) -> None:
+    def __init__(self, settings: Settings, place: WorkerPlace | None = None, *, patience_s: float = PATIENCE_S) -> None:
+        """`patience_s`: the longest time that a request waits for a worker that is away."""
         super().__init__(None if place is None else place.instance_id)
         self._settings = settings
         self._place = place
         self.late: Callable[[], LateParts] | None = None
+        self._patience_s = patience_s
+        self._peers = Peers(() if place is None else place.sockets)
+        self._forwarded, self._passed_on = Forwarded(), Forwarded()
 
     @asynccontextmanager
     async def opened_store(
@@ -155,14 +165,8 @@ class Cluster(Processes):
         if storage is None or not storage.store.is_shared:
             return
         store = cast("PostgresStore", storage.store)
-        self.nodes = Nodes(
-            SharedOwnership(manager, store),
-            metrics=metrics,
-            by_credential=not settings.api_key,
-            timeout_s=settings.request_timeout_s + settings.abort_grace_s,
-            sockets=() if self._place is None else self._place.sockets,
-        )
-        metrics.show(OWNER_METRICS, store, self.nodes)
+        self.leases = LeasedOwners(manager, store, self._place)
+        metrics.show(OWNER_METRICS, store, self._passed_on)
 
     def wire(self, app: ServedApp, openings: KeyedOpenings, late: Callable[[], LateParts]) -> None:
         self.late = late
@@ -174,9 +178,58 @@ class Cluster(Processes):
         return self.late().rows
 
     def all_parts(self, own: OwnParts) -> SessionParts:
-        return own if self.nodes is None else SharedParts(own=own, nodes=self.nodes)
+        leases = self.leases
+        if leases is None:
+            return own
+        return SharedParts(own=own, peers=self._peers, peer_of=leases.peer_of, timeout_s=self._answer_s)
+
+    @property
+    def _answer_s(self) -> float:
+        """Longest time that another process may take for an answer."""
+        return self._settings.request_timeout_s + self._settings.abort_grace_s
 
     def serving(self, guarded: ASGIApp, app: ServedApp) -> ASGIApp:
-        if self.nodes is None:
-            return guarded
-        return AllServers(guarded, self.nodes, self.rows, metrics=app.metrics, refuse=app.refuse)
+        return Gathering(
+            guarded,
+            app,
+            self.rows,
+            of_workers=self._of_workers(),
+            peers=self._peers,
+            own=self.number,
+            leases=self.leases,
+            by_credential=not self._settings.api_key,
+            long_s=self._answer_s,
+        )
+
+    def _of_workers(self) -> ASGIApp | None:
+        """The routes that the workers of the server ask each other by; None: it has one process."""
+        return None
+
+    def _owners(self) -> Owners | None:
+        """Knows who has a session; None: this process has all."""
+        return self.leases
+
+    def connections(self, settings: Settings, app: ServedApp) -> type[asyncio.Protocol]:
+        """Makes the connections of clients, which pass requests on."""
+        owners = self._owners()
+        if owners is None:
+            return super().connections(settings, app)
+        guard = WebGuard(cast("ASGIApp", app), settings, app.metrics, app.refuse)
+        return connections_of(
+            settings,
+            app.metrics,
+            app.refuse,
+            ForwardingConnection,
+            owners=owners,
+            of_server={row.path for row in self.rows if row.who is Who.SERVER},
+            by_credential=not settings.api_key,
+            refuse_at=app.refuse_at,
+            objects=lambda scope: guard.judged(scope)[1] is not None,
+            forwarded=self._forwarded,
+            passed_on=self._passed_on,
+            patience_s=self._patience_s,
+            answer_s=self._answer_s,
+        )
+
+    async def aclose(self) -> None:
+        await self._peers.aclose()

@@ -12,15 +12,13 @@ from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
 from stenograph.cluster.all_moments import AllMoments
-from stenograph.cluster.all_parts import AllParts
-from stenograph.cluster.forwarding import PATIENCE_S, Forwarded, ForwardingConnection
-from stenograph.cluster.gathering import Gathering, opened_elsewhere
-from stenograph.cluster.leased_owners import LeasedOwners
+from stenograph.cluster.forwarding import PATIENCE_S, Forwarded
+from stenograph.cluster.gathering import opened_elsewhere
 from stenograph.cluster.other_workers import OtherWorkers
-from stenograph.cluster.owners import FIRST, Owners
+from stenograph.cluster.owners import FIRST, Owners, number_of
+from stenograph.cluster.parts import WorkerParts
 from stenograph.cluster.peer_connection import PeerConnection
 from stenograph.cluster.peer_routes import PeerRoutes
-from stenograph.cluster.peers import Peers
 from stenograph.cluster.place import WorkerPlace
 from stenograph.cluster.shared_capacity import SharedCapacity
 from stenograph.cluster.shared_store import Cluster
@@ -30,7 +28,6 @@ from stenograph.http.bulk_parts import OwnParts, SessionParts
 from stenograph.http.connection import connections_of
 from stenograph.http.metric_table import COUNTER, row
 from stenograph.http.processes import Board, LateParts, ServedApp, SharedEngines, SharedWeights
-from stenograph.http.route import Who
 from stenograph.http.settings import Settings
 from stenograph.session.admission import Limits
 from stenograph.session.keyed_openings import KeyedOpenings, OpenedElsewhere
@@ -73,18 +70,15 @@ class Worker(Cluster):
 
     def __init__(self, place: WorkerPlace, settings: Settings, *, patience_s: float = PATIENCE_S) -> None:
         """`patience_s`: the longest time that a request waits for a worker that is away."""
-        super().__init__(settings, place)
-        self._patience_s = patience_s
+        super().__init__(settings, place, patience_s=patience_s)
         self.place = place
         self.number, self.digits, self.engine = place.number, place.digits, place.engine
         self.files_before = place.files_before
-        self._peers = Peers(place.sockets)
         self.file = StateFile(place.sockets[0].parent)
         self._others = OtherWorkers(
             self._peers, self.file, own=place.number, long_s=settings.request_timeout_s, hear_s=patience_s
         )
         self._telling: asyncio.Task[None] | None = None
-        self._forwarded = Forwarded()
         self._routes: PeerRoutes | None = None
         self._shared: tuple[SharedWeights, SharedEngines] | None = None
         self._moments: AllMoments | None = None
@@ -122,11 +116,14 @@ class Worker(Cluster):
         return self.place.files(there)
 
     def all_parts(self, own: OwnParts) -> SessionParts:
-        if self.nodes is not None:
+        if self.leases is not None:
             return super().all_parts(own)
-        return AllParts(
-            own=own, peers=self._peers, number=self.place.number, timeout_s=self._settings.request_timeout_s
-        )
+        return WorkerParts(own=own, peers=self._peers, peer_of=self._worker_of, timeout_s=self._answer_s)
+
+    async def _worker_of(self, session_id: str) -> int | None:
+        """The other worker that has a session; what is no id, this one refuses."""
+        number = number_of(session_id, self._peers.num)
+        return None if number == self.number else number
 
     def moments(self, board: Board) -> AllMoments:
         """The moments of all workers; `board` has its own."""
@@ -154,40 +151,12 @@ class Worker(Cluster):
         self._routes.follow()
         app.metrics.show(WORKER_METRICS, self._forwarded, self.place)
 
-    def serving(self, guarded: ASGIApp, app: ServedApp) -> ASGIApp:
+    def _of_workers(self) -> ASGIApp:
         assert self._routes is not None, "a worker is wired before it is configured"
-        gathering = Gathering(
-            guarded,
-            self.rows,
-            of_workers=self._routes.app(),
-            peers=self._peers,
-            own=self.place.number,
-            metrics=app.metrics,
-            refuse=app.refuse,
-            long_s=self._settings.request_timeout_s,
-            is_shared=app.nodes is not None,
-        )
-        return super().serving(gathering, app)
-
-    def connections(self, settings: Settings, app: ServedApp) -> type[asyncio.Protocol]:
-        """Makes the connections of clients, which pass requests on."""
-        return connections_of(
-            settings,
-            app.metrics,
-            app.refuse,
-            ForwardingConnection,
-            owners=self._owners(),
-            of_server={row.path for row in self.rows if row.who is Who.SERVER},
-            by_credential=not self._settings.api_key,
-            refuse_at=app.refuse_at,
-            forwarded=self._forwarded,
-            patience_s=self._patience_s,
-        )
+        return self._routes.app()
 
     def _owners(self) -> Owners:
-        """Knows which worker has a session."""
-        workers, nodes = self.place.owners, self.nodes
-        return workers if nodes is None else LeasedOwners(workers, nodes.ownership, self.place.page)
+        return self.leases or self.place.owners
 
     async def listen(self, config: uvicorn.Config, state: ServerState) -> Sequence[asyncio.Server]:
         app = self._app
@@ -218,4 +187,4 @@ class Worker(Cluster):
             await asyncio.wait({self._telling})
         if self._moments is not None:
             await self._moments.aclose()
-        await self._peers.aclose()
+        await super().aclose()

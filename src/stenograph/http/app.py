@@ -87,7 +87,6 @@ def make_app(
         control=control.app(),
         metrics=metrics,
         refuse=refusal_of(settings.compat),
-        nodes=processes.nodes,
         tracing=None if tracing is None else entry(tracing)(core),
     )
     processes.wire(app, openings, late)

@@ -22,6 +22,8 @@ KEY_HEADERS = ("x-api-key", "x-goog-api-key")
 """Headers whose value is a key, beside a bearer: Anthropic's clients send the one, Google's the other."""
 KEY_QUERY = "key"
 """The query's name for a key. Google's clients may send it there."""
+PASSED_ON = b"x-stenograph-passed-on"
+"""Header of a request that a server has passed on to another; of one for a part of many, its value is the session."""
 SESSION_ID = re.compile("[0-9a-f]{32}")
 _TOKEN = re.compile("stg-([0-9a-f]{32})-([0-9a-f]{32})")
 _IN_PATH = re.compile("(?:/console/api)?/sessions/([^/]+)")
@@ -51,6 +53,8 @@ def _in_address(scope: Scope) -> str | None:
     path: str = scope["path"]
     if path.startswith("/v1"):
         return header_value(scope, b"x-session-id")
+    if path == "/samples":
+        return header_value(scope, PASSED_ON)
     found = _IN_PATH.match(path)
     return None if found is None else found[1]
 

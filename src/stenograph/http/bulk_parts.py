@@ -1,7 +1,7 @@
 """The pieces of an answer of many sessions: their ids in order, and each session's part of it.
 
 A server of one process makes every part itself (`OwnParts`); of several, each makes those of its own sessions
-(cluster/all_parts.py). Knows nothing of the answer around the parts.
+(cluster/parts.py). Knows nothing of the answer around the parts.
 """
 
 import asyncio
@@ -28,9 +28,6 @@ from stenograph.session.selection import SessionFilter, created_at, id_of, selec
 Pieces = AsyncGenerator[bytes | memoryview, None]
 
 SIZE_BYTES = 8
-
-PASSED_ON = b"x-stenograph-passed-on"
-"""Header of a request that a server has passed on to another."""
 
 _BYTES_PER_TURN = 256
 _TOKENS_PER_BYTE = 32

@@ -22,7 +22,8 @@ from stenograph.core.types import SessionId
 from stenograph.dialects.sessions import SESSION_STATES, BulkSamplesRequest, decode_bulk_samples
 from stenograph.export.arrow import MEDIA_TYPE, ArrowMissing, bulk_arrow
 from stenograph.export.records import DiscardedTurns, WireOutcome, discarded_json, outcome_json
-from stenograph.http.bulk_parts import PASSED_ON, OwnParts, Pieces, SessionParts, sized
+from stenograph.http.auth import PASSED_ON
+from stenograph.http.bulk_parts import OwnParts, Pieces, SessionParts, sized
 from stenograph.http.create_route import decoded
 from stenograph.http.route import ID, STORED, TEXT, All, Asking, Reach, Schema, one_answer, parameter, route
 from stenograph.http.session_routes import LIMIT, MAX_PAGE, REVISION_HEADER, SessionRoutes, check_known, filter_of
@@ -183,7 +184,7 @@ class BulkRoutes:
                 raise InvalidRequest(str(error), param="/format") from error
         media_type = MEDIA_TYPE if wire.format == "arrow" else FRAMES_TYPE
         link = delivery_of(request.scope)
-        if header_value(request.scope, PASSED_ON) is not None and wire.sessions:  # another server, for the bare part
+        if header_value(request.scope, PASSED_ON) is not None and wire.sessions:  # another process, for the bare part
             part = await OwnParts(sessions=self.sessions).made(wire.sessions[0], wire)
             headers = {} if part.revision is None else {REVISION_HEADER: part.revision}
             return ClosedStream(link, part.pieces, media_type=media_type, headers=headers)

@@ -20,7 +20,6 @@ from stenograph.core.errors import Forbidden, MethodNotAllowed, StenographError,
 from stenograph.dialects.base import CountDialect, Dialect, Refusal, Refuse
 from stenograph.http.count_route import CountRoute
 from stenograph.http.metrics import Metrics
-from stenograph.http.processes import OtherServers
 from stenograph.http.proxy_route import PROXY_METHODS
 from stenograph.http.settings import Settings
 from stenograph.http.turn_route import OUR_HEADERS, RequestPath, TurnRoute
@@ -28,8 +27,6 @@ from stenograph.http.wire import count_error, header_value, send_refusal
 
 TRUSTED_PROXIES = "FORWARDED_ALLOW_IPS"
 """The variable with the addresses whose `x-forwarded-proto` and `x-forwarded-for` are believed, as uvicorn has it."""
-_OURS = "stenograph.ours"
-"""In a scope: no other node has the request's session."""
 
 _SHOWN_CHARS = 80
 
@@ -62,6 +59,14 @@ class WebGuard:
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """ASGI, for HTTP. It does not stand in the way of what it lets pass, and refuses a Host or an Origin that is
         not allowed."""
+        is_from_page, refused = self.judged(scope)
+        if refused is not None:
+            count_error(self._metrics, refused)
+            return send_refusal(send, self._refuse(refused))
+        return (self._to_pages if is_from_page else self._app)(scope, receive, send)
+
+    def judged(self, scope: Scope) -> tuple[bool, Forbidden | None]:
+        """Whether a request comes from a page of another site, and why it is refused, if it is."""
         hosts: list[bytes] = []
         origin: bytes | None = None
         for name, value in scope["headers"]:
@@ -72,26 +77,19 @@ class WebGuard:
         for host in hosts if self._asks_host else ():
             named = _host_name(host)
             if named not in self._hosts and not _is_loopback(named):
-                return self._refused(
-                    send,
+                return False, Forbidden(
                     f"The Host header names {named[:_SHOWN_CHARS]!r}, which is not a name of this machine."
-                    " If it is yours, start the server with --allow-host and that name.",
+                    " If it is yours, start the server with --allow-host and that name."
                 )
         if origin is None or _is_own(origin, hosts):
-            return self._app(scope, receive, send)
-        if origin.lower() not in self._origins:
-            shown = origin[:_SHOWN_CHARS].decode("latin-1")
-            return self._refused(
-                send,
-                f"The request comes from a web page of another site, {shown!r}. If it is yours, start the server with"
-                " --allow-origin and that address.",
-            )
-        return self._to_pages(scope, receive, send)
-
-    def _refused(self, send: Send, message: str) -> Awaitable[None]:
-        error = Forbidden(message)
-        count_error(self._metrics, error)
-        return send_refusal(send, self._refuse(error))
+            return False, None
+        if origin.lower() in self._origins:
+            return True, None
+        shown = origin[:_SHOWN_CHARS].decode("latin-1")
+        return True, Forbidden(
+            f"The request comes from a web page of another site, {shown!r}. If it is yours, start the server with"
+            " --allow-origin and that address."
+        )
 
 
 class DialectRoute(Protocol):
@@ -132,10 +130,9 @@ class App:
         control: ASGIApp,
         metrics: Metrics,
         refuse: Refuse,
-        nodes: OtherServers | None = None,
         tracing: RouteTracing | None = None,
     ) -> None:
-        """`nodes` answers the requests for sessions that other servers have; `tracing` makes traces of turns."""
+        """`tracing` makes traces of turns."""
         routes: Sequence[DialectRoute] = turns if tracing is None else tracing.routes(turns)
         self._mounts = [(_pattern(path), turn) for turn in routes for path in turn.dialect.paths]
         self._found = lru_cache(maxsize=MAX_KEPT_PATHS)(self._find)
@@ -145,13 +142,10 @@ class App:
         self._control: ASGIApp = behind
         """Some routes show addresses, of which a proxy before the server knows more."""
         self._tracing = tracing
-        self.nodes = nodes
         self.metrics = metrics
         self.refuse = refuse
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        if self.nodes is not None and _OURS not in scope:
-            return self._somewhere(self.nodes, scope, receive, send)
         found = self._found(scope["path"]) if scope["type"] == "http" else None
         if found is None:
             return self._control(_with_one_v1(scope), receive, send)
@@ -164,16 +158,8 @@ class App:
         count_error(self.metrics, error)
         return send_refusal(send, turn.dialect.refusal(error, None))
 
-    async def _somewhere(self, nodes: OtherServers, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer by the node that has the request's session, or here."""
-        if not await nodes.answered(scope, receive, send, self.refuse_at):
-            scope[_OURS] = True
-            await self(scope, receive, send)
-
     async def aclose(self) -> None:
-        """Close the connections to other nodes, and send the spans that wait."""
-        if self.nodes is not None:
-            await self.nodes.aclose()
+        """Send the spans that wait."""
         if self._tracing is not None:
             await self._tracing.aclose()
 

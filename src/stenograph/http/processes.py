@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
 from stenograph.core.errors import StenographError, StorageUnavailable
@@ -64,27 +64,11 @@ class Board(Moments, Protocol):
         ...
 
 
-class OtherServers(Protocol):
-    """The other servers that share a database."""
-
-    async def answered(self, scope: Scope, receive: Receive, send: Send, refuse_at: RefuseAt) -> bool:
-        """Answer a request for a session that another server has; False for every other one, of which nothing was
-        read."""
-        ...
-
-    async def aclose(self) -> None:
-        """Close the connections to other servers."""
-        ...
-
-
 class ServedApp(Protocol):
     """The application that a worker serves."""
 
     @property
     def metrics(self) -> Metrics: ...
-
-    @property
-    def nodes(self) -> OtherServers | None: ...
 
     @property
     def refuse(self) -> Refuse: ...
@@ -147,7 +131,6 @@ class Processes:
     """The numbers of all files that processes before it may have."""
     followers: Followers | None = None
     """Those that take over its weights."""
-    nodes: OtherServers | None = None
 
     def __init__(self, instance_id: str | None = None) -> None:
         self.instance_id = instance_id or uuid.uuid4().hex

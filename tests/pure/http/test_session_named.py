@@ -79,3 +79,9 @@ def test_no_text_is_too_odd(path: str, query: str, value: bytes, by_id: bool) ->
             odd = {"path": at, "headers": [(name, value)], "query_string": query.encode()}
             found = session_named(odd, by_id=by_id)
             assert found is None or isinstance(found, str)
+
+
+def test_a_part_that_another_process_asks_for_is_of_the_session_in_its_header() -> None:
+    for path, expected in (("/samples", ID), ("/waste", None), (f"/sessions/{OTHER}", OTHER)):
+        assert named(path, ("x-stenograph-passed-on", ID), ("x-session-id", OTHER)) == expected
+    assert named("/samples", ("x-session-id", ID)) is None, "a client's header does not move its request"
