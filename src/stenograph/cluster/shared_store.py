@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import cast
 
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 
 from stenograph.cluster.forwarding import PATIENCE_S, Forwarded, ForwardingConnection
 from stenograph.cluster.gathering import Gathering
@@ -215,6 +215,10 @@ class Cluster(Processes):
         if owners is None:
             return super().connections(settings, app)
         guard = WebGuard(cast("ASGIApp", app), settings, app.metrics, app.refuse)
+
+        def objects(scope: Scope) -> bool:
+            return guard.judged(scope)[1] is not None
+
         return connections_of(
             settings,
             app.metrics,
@@ -224,7 +228,7 @@ class Cluster(Processes):
             of_server={row.path for row in self.rows if row.who is Who.SERVER},
             by_credential=not settings.api_key,
             refuse_at=app.refuse_at,
-            objects=lambda scope: guard.judged(scope)[1] is not None,
+            objects=objects,
             forwarded=self._forwarded,
             passed_on=self._passed_on,
             patience_s=self._patience_s,
