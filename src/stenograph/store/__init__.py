@@ -1,1 +1,1 @@
-"""Sessions that survive their process: what is written of a commit, where, and how it is read back."""
+"""Durable sessions: the rows of a commit, where they lie, and how they are read back."""

@@ -1,20 +1,20 @@
 """The interface of a store of sessions, and its contract, which tests/store_laws.py checks.
 
 A store keeps rows of bytes: a session's opening, then one row for each commit and each outcome, in order. It knows
-neither what a row says (store/codec) nor what a session is. Its methods are called on the event loop; what they wait
-for is done elsewhere.
+neither the content of a row (store/codec) nor the meaning of a session. Its methods are called on the event loop; the
+work is done elsewhere.
 
 The contract:
-- `create`, `append` and `delete` are durable when they say that they are done, as far as the store's durability goes,
-  and whole or absent if the process ends before. A cancelled wait takes nothing back: it only means unknown.
+- `create`, `append` and `delete` are durable when they report their end, as far as the store's durability goes, and
+  whole or absent if the process ends before. A cancelled wait takes nothing back: it only means unknown.
 - Rows of one session are written in the order of `append`, and `done` is called in that order, on the loop, once each.
-- A row that fails is absent now, unless the store has failed for good: then the next start tells. It harms no other
-  row: the number and the digest of a row are settled when it is written.
+- A failed row is absent now, unless the store has failed for good: then the next start tells. It harms no other row:
+  the number and the digest of a row are settled as it is written.
 - After a full disk all goes on once there is room, and `delete` works meanwhile. Any other failure to write a file is
-  for good: `failure` is set, and nothing is done any more. A database that is away comes back.
-- `take` is for who goes on with a session, `load` for who only reads. There is one who goes on with a session at a
-  time: whoever has its `Tail`. Where several processes share a store, another may go on with it meanwhile:
-  `check_owned` tells, and a row that is appended then is refused.
+  for good: `failure` is set, and nothing is done any more. A database comes back after an outage.
+- `take` is for going on with a session, `load` for reading alone. One caller at a time goes on with a session: the one
+  with its `Tail`. Where several processes share a store, another may go on with it meanwhile: `check_owned` tells, and
+  a row appended then is refused.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,10 +36,10 @@ from stenograph.store.codec.rows import (
 )
 
 FULL_RETRY_S = 10.0
-"""Time that a client is asked to wait while the disk is full."""
+"""Time for a client to wait while the disk is full."""
 
 Done = Callable[[StenographError | None], None]
-"""Called on the loop when a row is durable (None), or with the reason for which it is not there."""
+"""Called on the loop when a row is durable (None), or with the reason for its absence."""
 
 
 class Tail:
@@ -69,10 +69,10 @@ class StoredRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSession:
-    """A session's rows, in order, the opening first. Not checked: `checked_payloads` does that.
+    """A session's rows, in order, the opening first. Not checked; see `checked_payloads`.
 
     `at` is when the last was written, in seconds of the epoch; `idle_s` is the time since then by the same clock, None
-    if that is this machine's.
+    if the clock is this machine's.
     """
 
     session_id: SessionId
@@ -103,8 +103,8 @@ class StoredSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreStats:
-    """Counts of a store since it was opened: rows, the groups that they were written in, writes that failed because
-    the disk was full, other writes that failed, and the seconds that all groups took."""
+    """Counts of a store since it was opened: rows, their groups, writes failed for a full disk, other failed writes,
+    and the seconds of all groups."""
 
     num_rows: int = 0
     num_groups: int = 0
@@ -126,8 +126,7 @@ class SessionStore(Protocol):
 
     @property
     def failure(self) -> StorageUnavailable | None:
-        """The failure because of which nothing is done: for good, or until a database that is away is back. None while
-        there is none."""
+        """The failure that stops all work: for good, or until a lost database is back. None while there is none."""
         ...
 
     async def create(
@@ -137,15 +136,15 @@ class SessionStore(Protocol):
         ...
 
     async def find(self, key: str) -> StoredSession | None:
-        """The opening of the session that was kept last by a key; None if there is none. Raises as `take`."""
+        """The opening of the last session kept by a key; None if there is none. Raises as `take`."""
         ...
 
     def append(self, tail: Tail, payload: bytes, *, adds: Totals, at: float, done: Done, kind: int = COMMIT) -> None:
-        """Write a row behind a session's last. What becomes of it is told by `done`, never raised."""
+        """Write a row behind a session's last. `done` reports its end; nothing is raised."""
         ...
 
     async def take(self, session_id: SessionId) -> StoredSession | None:
-        """The rows of a session that the caller goes on with; None if there is none.
+        """The rows of a session, to go on with it; None if there is none.
 
         Raises SessionDamaged if they cannot be read, StorageUnavailable, or SessionElsewhere if another process has it.
         """
@@ -156,7 +155,7 @@ class SessionStore(Protocol):
         ...
 
     async def load(self, session_id: SessionId) -> StoredSession | None:
-        """The rows of a session that the caller only reads, as `take`."""
+        """The rows of a session, to read alone; as `take`."""
         ...
 
     async def delete(self, session_id: SessionId) -> bool:
@@ -180,17 +179,17 @@ class SessionStore(Protocol):
         ...
 
     async def backup(self, path: Path) -> int:
-        """Write a copy of all that is durable now to a new file, while others go on; its bytes. Raises OSError."""
+        """Write a copy of all durable rows to a new file, while others go on; its bytes. Raises OSError."""
         ...
 
     async def aclose(self) -> None:
-        """Write what is waiting, and close."""
+        """Write all waiting rows, and close."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionColumns:
-    """The columns of a session that no digest covers, which its rows say too. `times` by number of row, 0 the
+    """The columns of a session outside its digests; its rows say the same. `times` by number of row, 0 the
     opening's."""
 
     ttl_s: float | None
@@ -201,7 +200,7 @@ class SessionColumns:
 def checked_payloads(stored: StoredSession) -> list[memoryview]:
     """The payloads of a session's rows, opening first, each held to its digest and its place.
 
-    Raises SessionDamaged, which names the first row that is not what was written.
+    Raises SessionDamaged, naming the first row that differs from the written one.
     """
     payloads: list[memoryview] = []
     before = b""

@@ -1,8 +1,8 @@
 """The SQLite file of a store: its schema, its statements, and the meaning of SQLite's errors. Used by one thread.
 
-One connection, which locks the file for itself: no second one can write or move the log, which older SQLites do not
-survive, and nothing of the log's index is in shared memory. Rows are written by one statement in autocommit, and read
-by one step: each step lets go of the GIL, and to get it back beside a busy loop takes up to 5 ms.
+One connection locks the file for itself: no second one can write or move the log (older SQLites do not survive it), and
+nothing of the log's index is in shared memory. Rows are written by one statement in autocommit, and read by one step:
+each step lets go of the GIL, and to get it back beside a busy loop takes up to 5 ms.
 """
 
 import os
@@ -27,16 +27,16 @@ MAX_GROUP_ROWS = 256
 """Rows of one statement; it has five parameters a row, and SQLite takes 32,766."""
 
 MAX_READ_BYTES = 256 * 2**20
-"""The longest session that is read in one step. SQLite has values of up to 10^9 bytes."""
+"""The longest session read in one step. SQLite has values of up to 10^9 bytes."""
 
 LONG_LOG_BYTES = 4 * 2**20
-"""The length of a log that is moved into the file. As long as SQLite's own default, which moves it within a write, and
-keeps a failure of that to itself."""
+"""The length at which a log is moved into the file. As long as SQLite's own default; but SQLite moves it within a
+write, and keeps a failure of the move to itself."""
 
 _PAGE_BYTES = 4096
 
 Migrations = Sequence[Sequence[str]]
-"""The statements that bring a file from each schema to the next, from an empty one on."""
+"""The statements to bring a file from each schema to the next, from an empty one on."""
 
 MIGRATIONS: Migrations = (
     (
@@ -77,14 +77,14 @@ _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 class SqlConnection(Protocol):
-    """The part of a connection to SQLite that a store needs. Raises sqlite3.Error."""
+    """The part of a connection to SQLite needed by a store. Raises sqlite3.Error."""
 
     def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Run one statement to its end; its rows."""
         ...
 
     def is_in_place(self) -> bool:
-        """Whether what is written is found again: the file and its log are still there by their names."""
+        """Whether written rows are found again: the file and its log are still there by their names."""
         ...
 
     def backup(self, path: Path, meanwhile: Callable[[], None]) -> None:
@@ -97,7 +97,7 @@ class SqlConnection(Protocol):
 Connect = Callable[[Path], SqlConnection]
 
 _BACKUP_PAGES = 1024
-"""Pages that a backup copies before others may go on: 4 MiB."""
+"""Pages copied by a backup before others may go on: 4 MiB."""
 
 
 class FileConnection:
@@ -146,7 +146,7 @@ class FileConnection:
 
 
 def _way_to_read(path: Path) -> str:
-    """The parameters under which SQLite reads a file, also one in a folder where nothing can be written.
+    """The parameters for SQLite to read a file, also one in a read-only folder.
 
     There SQLite cannot make the index of a log. It needs none for a file without a log, and keeps it in memory where
     no lock is taken: nobody can write. Source: sqlite.org/uri.html, sqlite.org/wal.html#noshm.
@@ -158,7 +158,7 @@ def _way_to_read(path: Path) -> str:
 
 
 class Database:
-    """One open file. Every method raises StorageUnavailable where SQLite fails, but for damage of what is read."""
+    """One open file. Every method raises StorageUnavailable where SQLite fails, but for damage of rows being read."""
 
     def __init__(
         self,
@@ -168,10 +168,10 @@ class Database:
         connect: Connect = FileConnection,
         migrations: Migrations = MIGRATIONS,
     ) -> None:
-        """Open or make the file. Raises StartupError for one that is not ours, is newer, damaged, or locked.
+        """Open or make the file. Raises StartupError for a foreign, newer, damaged or locked file.
 
         `durability` None: it is only looked at, and not changed. Its schema, in `PRAGMA user_version`, is the number of
-        `migrations` that were made.
+        `migrations` made.
         """
         self._migrations = migrations
         self._connection: SqlConnection | None = None
@@ -258,7 +258,7 @@ class Database:
         return rows, last_at
 
     def delete(self, session_ids: Sequence[SessionId]) -> set[SessionId]:
-        """Forget sessions and their rows in one transaction; those that were there."""
+        """Forget sessions and their rows in one transaction; the ones found."""
         try:
             found = self._run(f"SELECT number, id FROM sessions WHERE id IN ({_places(session_ids)})", session_ids)
             if not found:
@@ -298,7 +298,7 @@ class Database:
             raise _unavailable(error) from error
 
     def _outcome(self, number: int, last_head: bytes) -> StoredRow | None:
-        """The row with a session's outcome; None if there is none, or the head that says where is damaged."""
+        """The row with a session's outcome; None if there is none, or if its number in the head is damaged."""
         try:
             seq = Totals.of(last_head).outcome_seq
         except RowDamaged:
@@ -314,7 +314,7 @@ class Database:
             raise _unavailable(error) from error
 
     def backup(self, path: Path, meanwhile: Callable[[], None]) -> None:
-        """Copy all that is durable into a new file. Raises OSError."""
+        """Copy all durable rows into a new file. Raises OSError."""
         assert self._connection is not None, "the file is open"
         try:
             self._connection.backup(path, meanwhile)
@@ -323,11 +323,11 @@ class Database:
 
     @property
     def is_log_long(self) -> bool:
-        """Whether the log has come to a length at which it is to be moved into the file, by an estimate."""
+        """Whether the log is long enough to be moved into the file, by an estimate."""
         return self._log_bytes >= LONG_LOG_BYTES
 
     def move_log(self, *, truncates: bool = False) -> None:
-        """Move the log into the file, so that it is written from its start again; `truncates`: and its room given back.
+        """Move the log into the file: its next row goes to its start again; `truncates`: and its room given back.
 
         Raises StorageUnavailable; the log has everything still.
         """
@@ -338,7 +338,7 @@ class Database:
             raise _unavailable(error) from error
 
     def problems(self) -> list[str]:
-        """Faults that SQLite finds in the file's own structure."""
+        """Faults found by SQLite in the file's own structure."""
         try:
             found = [str(row[0]) for row in self._run("PRAGMA integrity_check(100)")]
         except sqlite3.Error as error:
@@ -367,14 +367,14 @@ class Database:
             self._run(f"PRAGMA {pragma}")
 
     def columns(self, session_id: SessionId) -> SessionColumns:
-        """The columns beside the rows of a session that is there. Raises StorageUnavailable."""
+        """The columns beside the rows of an existing session. Raises StorageUnavailable."""
         found = self._asked("SELECT number, ttl_s, at, key FROM sessions WHERE id = ?", (session_id,))
         number, ttl_s, at, key = found[0]
         times = dict(self._asked("SELECT seq, at FROM rows WHERE session = ?", (number,)))
         return SessionColumns(ttl_s=ttl_s, key=key, times={0: at, **times})
 
     def other_schema(self) -> list[str]:
-        """Differences between the schema of the file and the one that this server writes. Raises StorageUnavailable."""
+        """Differences between the schema of the file and this server's. Raises StorageUnavailable."""
         fresh = sqlite3.connect(":memory:")
         for sql in chain.from_iterable(self._migrations):
             fresh.execute(sql)
@@ -392,7 +392,7 @@ class Database:
         ]
 
     def _check_ours(self, path: Path) -> int:
-        """The schema of the file. Raises StartupError for one that is not ours, or is newer."""
+        """The schema of the file. Raises StartupError for a foreign or a newer file."""
         version = self._run("PRAGMA user_version")[0][0]
         theirs = self._run("PRAGMA application_id")[0][0]
         has_tables = bool(self._run("SELECT 1 FROM sqlite_schema LIMIT 1"))
@@ -406,7 +406,7 @@ class Database:
         return int(version)
 
     def _check_current(self, path: Path) -> None:
-        """Raise StartupError for a file that is not ours, or is of another schema: it cannot be looked at."""
+        """Raise StartupError for a foreign file, or one of another schema: it cannot be looked at."""
         version, known = self._check_ours(path), len(self._migrations)
         if version == 0:
             raise StartupError(

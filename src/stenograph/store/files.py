@@ -1,7 +1,7 @@
-"""Several stores as one: each has the sessions whose ids begin with the digits of its file.
+"""Several stores as one: a session's id begins with the digits of its file.
 
 A server opens several files where its number of workers has changed since they were made. New sessions are in the file
-that their ids name. A list has the sessions file by file.
+named by their ids. A list has the sessions file by file.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ async def open_files(
     durability: Durability,
     on_failed: Callable[[StorageUnavailable], None],
 ) -> SessionStore:
-    """The store of these files of a folder that this process holds. Raises StartupError."""
+    """The store of these files of a folder held by this process. Raises StartupError."""
     opened: dict[int, SessionStore] = {}
     try:
         for number in numbers:
@@ -82,7 +82,7 @@ class FilesStore:
         store.append(tail, payload, adds=adds, at=at, done=done, kind=kind)
 
     def check_owned(self, tail: Tail) -> None:
-        """A folder has one server, so what it has stays its own."""
+        """A folder has one server, so its sessions stay its own."""
 
     async def take(self, session_id: SessionId) -> StoredSession | None:
         store = self._of(session_id)
@@ -133,7 +133,7 @@ class FilesStore:
 
 
 def _number_of(session_id: str) -> int | None:
-    """The number of the file that an id names; None for what is no id."""
+    """The number of the file named by an id; None for anything but an id."""
     try:
         return int(session_id[:2], 16)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The folder of a store: who holds it, what it lies on, and the room that is kept for a full disk."""
+"""The folder of a store: its lock, its filesystem, and the room kept for a full disk."""
 
 import fcntl
 import json
@@ -16,27 +16,28 @@ log = logging.getLogger(__name__)
 
 LOCK_NAME = "lock"
 FILES = "[0-9a-f][0-9a-f].sqlite3"
-"""The names of the files, whose two digits are the first of their sessions' ids."""
+"""The names of the files: the two digits are the first of their sessions' ids."""
 NUM_FILES = 256
 RESERVE_NAME = "reserve"
 RESERVE_BYTES = 4 * 2**20
-"""Room that is given up when the disk is full and a session is deleted: SQLite writes before it frees."""
+"""Room given up when the disk is full and a session is deleted: SQLite writes before it frees."""
 
 PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
-"""The rights of what is made: sessions are of one user, and so are prompts, replies and rewards in them."""
+"""The rights of new files and folders: sessions are of one user, and so are prompts, replies and rewards in them."""
 _OTHERS = 0o077
 
 _MOUNTS = Path("/proc/self/mountinfo")
 
 _NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "smb2", "9p", "afs", "ncpfs"})
-"""Filesystems whose locks and syncs SQLite cannot rely on. Source: sqlite.org/wal.html, sqlite.org/faq.html#q5."""
+"""Filesystems with locks and syncs unfit for SQLite. Source: sqlite.org/wal.html, sqlite.org/faq.html#q5."""
 
 
 class DataFolder:
-    """A folder that this process holds. `address` is where its server can be reached, for whoever finds it held."""
+    """A folder held by this process. `address` is where its server can be reached, for whoever finds it held."""
 
     def __init__(self, path: Path, *, address: str, mounts: Path = _MOUNTS) -> None:
-        """Make the folder if it is not there, and lock it. Raises StartupError. `mounts` has what lies where."""
+        """Make the folder if it is not there, and lock it. Raises StartupError. `mounts` is the list of mounted
+        filesystems."""
         self.path = path
         try:
             _make(path)
@@ -63,11 +64,11 @@ class DataFolder:
         return file_of(self.path, number)
 
     def numbers(self) -> list[int]:
-        """The numbers of the files that are there, in order."""
+        """The numbers of the existing files, in order."""
         return [int(path.name[:2], 16) for path in sorted(self.path.glob(FILES))]
 
     def reserve(self) -> None:
-        """Keep room for a full disk, if there is room for that."""
+        """Keep room for a full disk, if the disk has it."""
         path = self.path / RESERVE_NAME
         keep_private(path)
         if path.exists() and path.stat().st_size == RESERVE_BYTES:
@@ -80,7 +81,7 @@ class DataFolder:
                 os.close(descriptor)
 
     def give_up_reserve(self) -> None:
-        """Let go of the room that was kept. Harmless when repeated."""
+        """Let go of the kept room. Harmless when repeated."""
         (self.path / RESERVE_NAME).unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -91,8 +92,8 @@ class DataFolder:
 
 
 def _make(path: Path) -> None:
-    """Make a folder that its user alone may enter, and those above it, so that a loss of power does not take it: a name
-    is kept once the folder that it stands in is synced. Source: fsync(2)."""
+    """Make a folder for its user alone to enter, and those above it, safe from a loss of power: a name is kept once the
+    folder around it is synced. Source: fsync(2)."""
     new = [folder for folder in (path, *path.parents) if not folder.exists()]
     make_private(path)
     for folder in reversed(new):
@@ -105,7 +106,7 @@ def _make(path: Path) -> None:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder that its user alone may enter; one that is there stays as it is. Raises OSError."""
+    """Make a folder for its user alone to enter; an existing one stays as it is. Raises OSError."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         folder.mkdir(PRIVATE_FOLDER)
@@ -118,9 +119,9 @@ def make_private(folder: Path) -> None:
 
 
 def keep_private(file: Path) -> None:
-    """Make a file that its user alone may read and write, whatever the umask, or make one so that is there.
+    """Make a file for its user alone to read and write, whatever the umask, or make an existing one so.
 
-    Raises nothing: whoever opens the file next learns what is wrong with it.
+    Raises nothing: the next one to open the file learns of its fault.
     """
     with suppress(OSError):
         try:
@@ -161,7 +162,7 @@ def looked_at(folder: Path) -> Generator[list[Path]]:
 
 
 def held_message(folder: Path) -> str:
-    """The refusal of a folder that a server holds, with that server's address."""
+    """The refusal of a folder held by a server, with the server's address."""
     try:
         holder = cast("dict[str, object]", json.loads((folder / LOCK_NAME).read_bytes()))
         who = f"the server at {holder['address']} (process {holder['pid']})"

@@ -1,4 +1,4 @@
-"""Rows that wait to be written, as a group: their numbers and digests are settled together, when they are written."""
+"""Rows waiting to be written, as a group: their numbers and digests are settled together, at the write."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from stenograph.store.codec.rows import Totals, row_body, row_digest
 
 
 class NewRow(NamedTuple):
-    """A row that is to be written, in the order of the file's columns."""
+    """A row to be written, in the order of the file's columns."""
 
     session: int
     seq: int
@@ -22,7 +22,7 @@ class NewRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSession:
-    """A session that is to be written, by its opening."""
+    """A session to be written, by its opening."""
 
     number: int
     session_id: SessionId
@@ -34,7 +34,7 @@ class NewSession:
 
 
 class RowAppend:
-    """A row that is to be written behind a session's last."""
+    """A row to be written behind a session's last."""
 
     __slots__ = ("adds", "at", "done", "error", "kind", "payload", "tail")
 

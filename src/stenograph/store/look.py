@@ -1,7 +1,7 @@
-"""The sessions of a folder that no server holds: read without changing anything, and held to what SQLite says of them.
+"""The sessions of a folder without a server: read without changing anything, and checked by SQLite.
 
-A file is opened for reading alone. SQLite then keeps the index of the log in a file beside it, which is removed again;
-in a folder where nothing can be written it is kept in memory.
+A file is opened for reading alone. SQLite then keeps the index of the log in a file beside it, removed again later; in
+a read-only folder the index is kept in memory.
 """
 
 import os
@@ -18,7 +18,7 @@ from stenograph.store.database import Database, FileConnection
 from stenograph.store.folder import looked_at
 
 _PAGE = 256
-"""Sessions that are listed at once."""
+"""Sessions listed at once."""
 
 _LOG_HEAD = struct.Struct(">8I")
 """Magic, version, page size, sequence, two salts, two checksums. Source: sqlite.org/fileformat2.html#walformat."""
@@ -29,7 +29,7 @@ _FRAME_HEAD = struct.Struct(">6I")
 _LOG_MAGIC = (0x377F0682, 0x377F0683)
 
 _JOURNAL_MODE = slice(18, 20)
-"""Bytes of a file's head that say how it is to be written and read: 2 is with a log, 1 without one.
+"""Bytes of a file's head for the way to write and to read it: 2 is with a log, 1 without one.
 Source: sqlite.org/fileformat2.html#file_format_version_numbers."""
 
 
@@ -72,7 +72,7 @@ class StoreLook:
         return self._database.columns(session_id)
 
     def faults(self) -> list[str]:
-        """Faults of the file's own structure: of its pages, its index and its log, and rows that have no session."""
+        """Faults of the file's own structure: of its pages, its index and its log, and rows without a session."""
         found = [f"structure: {problem}" for problem in self._database.problems()]
         try:
             found += [f"structure: {problem}" for problem in self._database.other_schema()]
@@ -92,7 +92,7 @@ class StoreLook:
 
 @contextmanager
 def looks(folder: Path) -> Generator[list[StoreLook]]:
-    """The files of a folder. Raises StartupError for one that a server holds, or that has none."""
+    """The files of a folder. Raises StartupError for a folder held by a server, or without files."""
     with looked_at(folder) as paths, ExitStack() as cleanup:
         for index in (Path(f"{path}-shm") for path in paths):
             if not index.exists() and os.access(folder, os.W_OK):
@@ -104,9 +104,9 @@ def looks(folder: Path) -> Generator[list[StoreLook]]:
 
 
 def log_faults(path: Path) -> list[str]:
-    """Damage of a log, which SQLite takes for its end: whole transactions may stand behind it, and be lost.
+    """Damage of a log. SQLite takes it for the log's end: whole transactions may stand behind it, and be lost.
 
-    A transaction that was being written when the process ended is no damage: nothing that was committed follows it.
+    A transaction cut off by the end of the process is no damage: nothing committed follows it.
     """
     content = path.read_bytes() if path.exists() else b""
     if len(content) < _LOG_HEAD.size:

@@ -1,4 +1,4 @@
-"""The settings of the store: where sessions are kept, who shares it, and what an acknowledged turn survives."""
+"""The settings of the store: the place of sessions, the processes sharing it, and the durability of a turn."""
 
 # ruff: noqa: RUF009  (`setting` makes dataclass fields)
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from stenograph.core.settings import Section, choice, folder, matching, seconds, setting
 
 POSTGRES = r"postgres(ql)?://[^\s]+"
-"""An address of a database that sessions can be kept in."""
+"""An address of a database to keep sessions in."""
 
 
 class Durability(enum.StrEnum):
-    """The events that an acknowledged turn survives."""
+    """The events survived by an acknowledged turn."""
 
     NONE = "none"
     INTERVAL = "interval"
@@ -62,7 +62,7 @@ class StoreSettings:
 
     @property
     def kept(self) -> Durability:
-        """The durability that holds."""
+        """The durability in force."""
         if self.durability is not None:
             return self.durability
         return Durability.NONE if self.data_dir is None and self.store is None else Durability.COMMIT

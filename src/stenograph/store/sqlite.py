@@ -1,8 +1,8 @@
-"""Sessions in an SQLite file: one thread that writes and reads, one statement for each group of rows.
+"""Sessions in an SQLite file: one thread to write and to read, one statement for each group of rows.
 
-Owns the thread. The loop hands it jobs and goes on; the thread takes what is waiting, writes the rows of a group by one
-statement, and tells the loop of all of them at once. Numbers and digests of rows are settled on the thread, when they
-are written: a row that fails leaves no gap, and nothing behind it depends on it.
+Owns the thread. The loop hands it jobs and goes on; the thread takes all waiting jobs, writes the rows of a group by
+one statement, and tells the loop of all of them at once. Numbers and digests of rows are settled on the thread, when
+they are written: a failed row leaves no gap, and nothing behind it depends on it.
 """
 
 import asyncio
@@ -39,20 +39,20 @@ MAX_GROUP_BYTES = 8 * 2**20
 """Bytes of one statement; a single row may be larger."""
 
 LOOK_PERIOD_S = 1.0
-"""Time after which the thread looks whether the file is still where it was. Not at each write: a look lets go of the
+"""Time after which the thread looks whether the file is still in its place. Not at each write: a look lets go of the
 GIL, and to get it back beside a busy loop takes up to 5 ms."""
 
 GATHER_S = 0.005
 """The least time from the end of a group to the next, where several sessions write: a sync costs as much CPU for one
-row as for many. One client's turns, which follow one another, do not wait for it."""
+row as for many. One client's turns follow one another and do not wait for it."""
 
 SYNC_AFTER_S = 0.5
-"""With `interval`, the time after which what was written begins to be synced: the sync, and the group or the read that
-stands before it, have the rest of the second that a loss of power may cost."""
+"""With `interval`, the time from a write to the start of its sync: the sync, and the group or the read before it, have
+the rest of the second at risk in a loss of power."""
 
 
 class _FileJob(Generic[T]):
-    """Anything else that the thread does: it has the file to itself meanwhile."""
+    """Any other job of the thread: it has the file to itself meanwhile."""
 
     def __init__(self, work: Callable[[Database], T], future: "asyncio.Future[T]") -> None:
         self.work = work
@@ -69,7 +69,7 @@ class _FileJob(Generic[T]):
 
 
 class _Deletions(_FileJob[set[SessionId]]):
-    """Sessions that are deleted together. Each has whoever waits for it."""
+    """Sessions deleted together, each with its waiter."""
 
     def __init__(self, waiting: "Sequence[tuple[SessionId, asyncio.Future[bool]]]", store: "SqliteStore") -> None:
         self._waiting = waiting
@@ -100,7 +100,7 @@ def sync_log(path: Path) -> None:
 
 
 class SqliteStore:
-    """A store in a folder. Make it with `open`; use it on the loop that runs then."""
+    """A store in a folder. Make it with `open`; use it on the loop running then."""
 
     def __init__(
         self,
@@ -130,13 +130,13 @@ class SqliteStore:
         self._looked_at = time.monotonic()
         self._is_closed = False
         self._urgent = threading.Event()
-        """Set after a job has come that rows of a group are not to wait before."""
+        """Set once a job has come for which a group's rows must not wait."""
         self._num_urgent = 0
-        """Such jobs that came; counted by the loop alone."""
+        """Number of such jobs, counted by the loop alone."""
         self._num_urgent_taken = 0
-        """Those of them that were taken; counted by the thread alone."""
+        """Number of them taken, counted by the thread alone."""
         self._deletions: list[tuple[SessionId, asyncio.Future[bool]]] = []
-        """Sessions that this event-loop iteration deletes."""
+        """Sessions deleted in this event-loop iteration."""
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._thread = threading.Thread(target=self._work, name="store", daemon=True)
         self._thread.start()
@@ -153,7 +153,7 @@ class SqliteStore:
         clock: Clock | None = None,
         sync: Callable[[Path], None] = sync_log,
     ) -> "SqliteStore":
-        """Open or make a file, by its number, of a folder that this process holds. Raises StartupError.
+        """Open or make a file, by its number, of a folder held by this process. Raises StartupError.
 
         `on_failed` is called on the loop when the store has failed for good. `clock` says when the log is to be synced
         with `interval`, and `sync` does it, on the store's thread.
@@ -240,7 +240,7 @@ class SqliteStore:
             self._put_urgent(_Deletions(waiting, self))  # type: ignore[arg-type]  # its answers go to their own futures
 
     def unheard(self) -> "asyncio.Future[Any]":
-        """A future that nobody waits for."""
+        """A future without a waiter."""
         future: asyncio.Future[Any] = self._loop.create_future()
         future.cancel()
         return future
@@ -293,7 +293,7 @@ class SqliteStore:
                 self._tell(self._ended.set_result, None)
 
     def _run_waiting(self, *, waits: bool) -> bool:
-        """Do the jobs that are there, and tell the loop of them; False at the end. `waits`: for the first one."""
+        """Do the waiting jobs, and tell the loop of them; False at the end. `waits`: for the first one."""
         jobs, is_end = self._taken(waits=waits)
         if jobs:
             began = time.perf_counter()
@@ -308,7 +308,7 @@ class SqliteStore:
         return not is_end
 
     def _run_meanwhile(self) -> None:
-        """Do the jobs that are there, between two parts of a backup."""
+        """Do the waiting jobs, between two parts of a backup."""
         self._run_waiting(waits=False)
 
     def _taken(self, *, waits: bool) -> tuple[list[_Job], bool]:
@@ -341,7 +341,7 @@ class SqliteStore:
                 self._urgent.wait(left_s)
 
     def _patience_s(self) -> float | None:
-        """Time to wait for a job: until what was written has to be synced."""
+        """Time to wait for a job: until written rows have to be synced."""
         if self._unsynced_since is None:
             return None
         return max(0.0, self._unsynced_since + SYNC_AFTER_S - self._clock.monotonic())
@@ -366,7 +366,7 @@ class SqliteStore:
             self._note(error)
 
     def _write(self, jobs: list[RowAppend]) -> None:
-        """Write a group's rows in one statement, and move the ends of their sessions if that went well."""
+        """Write a group's rows in one statement, and move the ends of their sessions if the write succeeds."""
         error: StenographError | None = self._failure
         if error is None:
             pending = RowGroup.of(jobs)
@@ -390,7 +390,7 @@ class SqliteStore:
         self._last_end_s = time.monotonic()
 
     def delete_on_thread(self, session_ids: Sequence[SessionId], database: Database) -> set[SessionId]:
-        """Delete also when the disk is full: with the room that was kept for it. Those that were there."""
+        """Delete also when the disk is full: with the room kept for it. The sessions found."""
         try:
             return database.delete(session_ids)
         except StorageUnavailable as error:
@@ -403,7 +403,7 @@ class SqliteStore:
         return there
 
     def _look(self) -> None:
-        """See now and then that what is written can be found again."""
+        """Check now and then whether written rows can be found again."""
         if self._failure is None and time.monotonic() - self._looked_at >= LOOK_PERIOD_S:
             self._looked_at = time.monotonic()
             try:
@@ -412,7 +412,7 @@ class SqliteStore:
                 self._note(error)
 
     def _move_log(self) -> None:
-        """Move a long log into the file, once those who waited have been told; a failure is one of the disk."""
+        """Move a long log into the file, after telling the waiters; a failure is one of the disk."""
         if self._failure is None and self._database.is_log_long:
             try:
                 self._database.move_log()
@@ -432,7 +432,7 @@ class SqliteStore:
             self._note(StorageUnavailable(f"The store's log cannot be synced: {error}", is_full=False))
 
     def _note(self, error: Exception) -> None:
-        """Count a failure; the first that is for good is kept, and the loop is told."""
+        """Count a failure; the first permanent one is kept, and the loop is told."""
         if not isinstance(error, StorageUnavailable):
             return
         if error.is_full:
@@ -460,7 +460,7 @@ def _unexpected(error: Exception) -> StorageUnavailable:
 
 
 def _groups(jobs: Sequence[_Job]) -> "Iterator[list[RowAppend] | _FileJob[object]]":
-    """Jobs in their order, rows that follow one another together."""
+    """Jobs in their order, consecutive rows together."""
     rows: list[RowAppend] = []
     for job in jobs:
         if isinstance(job, RowAppend):
@@ -475,7 +475,7 @@ def _groups(jobs: Sequence[_Job]) -> "Iterator[list[RowAppend] | _FileJob[object
 
 
 def _tell_all(jobs: Sequence[_Job]) -> None:
-    """Tell each of its end; whatever one of them does with that, the others hear of theirs."""
+    """Tell each of its end; if one of them fails at it, the others hear of theirs."""
     for job in jobs:
         try:
             job.tell()

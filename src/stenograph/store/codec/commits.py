@@ -179,7 +179,7 @@ def decode_opened(payload: memoryview) -> SessionOpened:
 
 
 def encode_outcome(outcome: SessionOutcome, *, idle_since: float | None = None) -> bytes:
-    """The payload of an outcome's row, which has the time since which its session was idle."""
+    """The payload of an outcome's row, with the time since which its session was idle."""
     reward = outcome.reward
     written = [(text_written(name), one) for name, one in reward.items()] if isinstance(reward, Mapping) else reward
     return _ENCODER.encode(

@@ -1,4 +1,4 @@
-"""A row as it lies in a store: head, payload, digest. Pure. Knows nothing of what a payload says."""
+"""A row as it lies in a store: head, payload, digest. Pure. Knows nothing of a payload's content."""
 
 import hashlib
 import struct
@@ -6,7 +6,7 @@ import struct
 import msgspec
 
 VERSION = 1
-"""Version of this format. A row of a later one is damage to a server that does not know it."""
+"""Version of this format. A row of a later version is damage to an older server."""
 
 OPENED, COMMIT, OUTCOME = 0, 1, 2
 """Kinds of rows."""
@@ -20,17 +20,17 @@ _HASHED_BYTES = 2047
 
 
 _LONG_BYTES = 256 * 2**10
-"""A longer body takes so long to hash that others are to have the GIL meanwhile."""
+"""A longer body takes long to hash: others are to have the GIL meanwhile."""
 
 
 class RowDamaged(Exception):
-    """A row is not what was written. The message says how."""
+    """A row differs from the written one. The message says how."""
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Sums over a session after a row, or what a row adds to them. `num_strands` counts those that have a key.
+    """Sums over a session after a row, or the additions of a row to them. `num_strands` counts strands with a key.
 
-    `outcome_seq` is the number of the row with the outcome that holds, 0 if there is none.
+    `outcome_seq` is the number of the row with the valid outcome, 0 if there is none.
     """
 
     num_strands: int = 0
@@ -42,11 +42,11 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @staticmethod
     def of(head: bytes) -> "Totals":
-        """The totals in a row's head. Raises RowDamaged for a format that is not known."""
+        """The totals in a row's head. Raises RowDamaged for an unknown format."""
         return _head(head)[1]
 
     def after(self, kind: int, seq: int, adds: "Totals") -> "Totals":
-        """The totals after row number `seq`, of that kind, which adds so much."""
+        """The totals after row number `seq` of this kind, with its additions."""
         totals = self.plus(adds)
         return msgspec.structs.replace(totals, outcome_seq=seq) if kind == OUTCOME else totals
 
@@ -69,7 +69,7 @@ def row_body(kind: int, totals: Totals, payload: bytes) -> bytes:
 
 
 def row_digest(before: bytes, session_id: str, seq: int, body: bytes) -> bytes:
-    """The digest of row number `seq` of a session, whose row before it has the digest `before` (the first: none)."""
+    """The digest of row number `seq` of a session, after a row with the digest `before` (the first: none)."""
     found = hashlib.sha256(before)
     found.update(session_id.encode() + _PLACE.pack(seq))
     view = memoryview(body)
@@ -80,12 +80,12 @@ def row_digest(before: bytes, session_id: str, seq: int, body: bytes) -> bytes:
 
 
 def row_kind(body: bytes) -> int:
-    """The kind of a row. Raises RowDamaged for a format that is not known."""
+    """The kind of a row. Raises RowDamaged for an unknown format."""
     return _head(body)[0]
 
 
 def row_payload(body: bytes, *kinds: int) -> memoryview:
-    """The payload of a row of one of these kinds. Raises RowDamaged for another, or for a format that is not known."""
+    """The payload of a row of one of these kinds. Raises RowDamaged for another, or for an unknown format."""
     if row_kind(body) not in kinds:
         raise RowDamaged(f"it is a row of kind {body[1]}, not {' or '.join(map(str, kinds))}")
     return memoryview(body)[HEAD_BYTES:]

@@ -1,6 +1,6 @@
-"""A turn as a list of MessagePack: what it added to its parent. And the texts, arrays and loose values of rows. Pure.
+"""A turn as a list of MessagePack: its additions to its parent. And the texts, arrays and loose values of rows. Pure.
 
-Texts are UTF-8 with lone surrogates, which a JSON text can hold; arrays are their bytes, little-endian.
+Texts are UTF-8 with lone surrogates, since a JSON text can hold them; arrays are their bytes, little-endian.
 """
 
 import sys
@@ -185,7 +185,7 @@ def turn_read(written: WrittenTurn, node_of: Callable[[int], Node]) -> PlacedTur
 
 
 def _kept(before: CommittedTurn | None, name: str) -> Any:
-    """A value that a turn shares with the one before it."""
+    """A value shared by a turn and the one before it."""
     if before is None:
         raise ValueError(f"a first turn has no {name}")
     return getattr(before, name)
@@ -267,7 +267,7 @@ def _sampled_read(written: _WrittenSampled) -> SampledTurn:
 
 
 def _maybe_packed(data: bytes | None, item_bytes: int | None) -> PackedInts | None:
-    """Replay data as it was packed; older rows have the base64 that an engine sent, damaged where that was."""
+    """Replay data as it was packed; older rows have an engine's base64, damaged where the engine's was."""
     if data is None or item_bytes is not None:
         return None if data is None else PackedInts(data, item_bytes or 1)
     try:
