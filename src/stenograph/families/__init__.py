@@ -1,4 +1,4 @@
-"""The registry of model families, and the family that a model's files are of.
+"""The registry of model families, and the choice of one by a model's files.
 
 To add a family: a folder of its own beside this one (one module where it is nothing but a declaration), and its row in
 FAMILIES. A family is loaded where it is named, or where the files have a sign of it.
@@ -16,12 +16,12 @@ __all__ = ["FAMILIES", "TEMPLATE", "Family", "Known", "family_for", "family_name
 
 
 TEMPLATE = Family(name="template", summary="any other chat template, as it stands", tools_before_turns=False)
-"""Any template as it stands: what it shows is seen by rendering, and if it is append-only it is served."""
+"""Any template as it stands: roles and tools are found by rendering, and if it is append-only it is served."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A family that is known, loaded or not. `sign` is one of its signs: a token, or a text of its template."""
+    """A known family, loaded or not. `sign` is one of its signs: a token, or a text of its template."""
 
     name: str
     entry: str
@@ -68,7 +68,7 @@ FAMILIES: tuple[Known, ...] = (
     Known("chatml", "stenograph.families.chatml:CHATML", "<|im_start|>"),
     Known("template", "stenograph.families:TEMPLATE", ""),
 )
-"""In the order in which they are looked for; the last takes any template."""
+"""In the order of the search; the last takes any template."""
 
 
 def family_named(name: str) -> Family:
@@ -81,10 +81,10 @@ def family_named(name: str) -> Family:
 
 
 def family_for(files: ModelFiles, name: str = "auto") -> Family:
-    """The family called `name`; for "auto", the first whose signs the files show.
+    """The family called `name`; for "auto", the first with its signs in the files.
 
-    Raises StartupError: an unknown name, a model that lacks the named family's tokens, or one with no template, of no
-    family that does without.
+    Raises StartupError: an unknown name, a model without the named family's tokens, or, for "auto", no template and no
+    known family.
     """
     if name == "auto":
         template, signs = files.chat_template or "", {known.sign for known in FAMILIES if known.sign}
@@ -102,7 +102,7 @@ def family_for(files: ModelFiles, name: str = "auto") -> Family:
 
 
 def template_source(family: Family, files: ModelFiles) -> str | None:
-    """The source of the template that the family uses with this model; None for a family that has an encoder.
+    """The source of the family's template for this model; None for a family with an encoder.
 
     The edits are made all, or, where one of them does not fit, none: whether the template may be used as it is then
     is for the proof to say. Raises StartupError: neither the model nor the family brings a template.
@@ -135,5 +135,5 @@ def _are_shown(signs: Signs, files: ModelFiles) -> bool:
 
 
 def _has_token(files: ModelFiles, token: str) -> bool:
-    """Whether the tokenizer's file spells it, in either of the ways that JSON allows."""
+    """Whether the tokenizer's file spells it, in either of the ways allowed by JSON."""
     return any(json.dumps(token, ensure_ascii=ascii_only) in files.tokenizer_json for ascii_only in (False, True))

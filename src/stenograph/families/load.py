@@ -1,6 +1,6 @@
 """A renderer of a model's files: family, template, tokenizer, and the proof that they can be used together.
 
-Owns what a model is refused for before a server starts. Knows nothing of servers.
+Owns the refusal of a model before a server starts. Knows nothing of servers.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from stenograph.text.template.choice import ChosenTemplate, choose_template
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A renderer, and lines for the log: what is slower than it could be, and what the files do not say."""
+    """A renderer, and lines for the log: anything slower than it could be, and anything missing in the files."""
 
     renderer: Renderer
     notes: tuple[str, ...]
@@ -33,8 +33,8 @@ def load_renderer(
 ) -> Loaded:
     """Tokenizer, template and family of a model, whatever the proof will say of them.
 
-    `strftime_now` gives the date in a format, to a template that writes it. `tokenizer` is that of the files, where it
-    has been made already; `allows_special` as in `Renderer`. Raises StartupError where they do not fit.
+    `strftime_now` gives the date in a format, to a template with the date in it. `tokenizer` is the files' own, where
+    it has been made already; `allows_special` as in `Renderer`. Raises StartupError where they do not fit.
     """
     family = family_for(files, family_name)
     source = template_source(family, files)
@@ -70,7 +70,7 @@ def check_renderer(files: ModelFiles, renderer: Renderer, kwargs: Mapping[str, o
 
 
 def family_made_for(files: ModelFiles, family: Family) -> str | None:
-    """The name of the family whose signs the files show, where it is another."""
+    """The name of the family with its signs in the files, where it is another."""
     chosen = family_for(files).name
     return None if chosen == family.name else chosen
 

@@ -1,8 +1,8 @@
-"""Nemotron 3: ChatML with Qwen's XML calls; reasoning in `<think>`, which every prompt opens or has closed.
+"""Nemotron 3: ChatML with Qwen's XML calls; reasoning in `<think>`, opened or closed by every prompt.
 
 Two things in the stock template rewrite history: it drops the reasoning of replies before the last user message, unless
-`truncate_history_thinking` is false, which it is here; and it writes an empty pair of marks on one line into a reply
-without reasoning, whatever its prompt had opened. With that edited, every reply has the block that its prompt began.
+`truncate_history_thinking` is false, as it is here; and it writes an empty pair of marks on one line into a reply
+without reasoning, whatever its prompt had opened. With that edited, every reply has the block begun by its prompt.
 
 Source: the chat templates of Nemotron 3 Nano, Super and Ultra, and of Nemotron 3.5 Lightning.
 """

@@ -1,8 +1,8 @@
 """DSML calls (DeepSeek V3.2 and V4): a block of invocations, each with one element for each argument.
 
 Text stands in an argument as it is, anything else as JSON; an attribute says which. Nothing is escaped. So an argument
-ends only where what has to follow one follows: text that spells an end alone is text. Knows nothing of tokens.
-Source: the encoders published with the models (encoding_dsv32.py, encoding_dsv4.py).
+ends only where its end is followed by an allowed continuation: the spelling of an end alone is text. Knows nothing of
+tokens. Source: the encoders published with the models (encoding_dsv32.py, encoding_dsv4.py).
 """
 
 import json
@@ -44,7 +44,7 @@ _SPACE = re.compile(r"\s*")
 _NAMES = NameRule(like=rf'(?!(?s:.*){MARK})[^"\n]+', where="in a tag")
 
 _SAYINGS = frozenset({"title", "description", "default", "examples", "$comment", "$schema", "$id", "strict"})
-"""Keywords that allow and forbid nothing."""
+"""Keywords without a constraint."""
 _CHOICES = ("anyOf", "oneOf")
 
 
@@ -60,7 +60,7 @@ class DsmlCalls(CallSyntax):
         return DsmlScanner(self.close)
 
     def read(self, opener: str, body: str, tools: Mapping[str, Tool]) -> tuple[CallText, ...] | ParseProblem:
-        """All calls of a block, or what is wrong with the first that is wrong: then the block holds none."""
+        """All calls of a block, or the problem of the first faulty one: then the block holds none."""
         del opener, tools
         calls: list[CallText] = []
         at = _after_space(body, 0)
@@ -124,7 +124,7 @@ class DsmlScanner:
         self._state = _ElementState.BETWEEN
 
     def find(self, text: str) -> tuple[int, int] | None:
-        """Find the closing tag's span in `text`, which continues the text of the call before; None: not there yet."""
+        """Find the closing tag's span in `text`, the text of the previous `find` and more; None: not there yet."""
         while (found := self._seek(text)) is not None:
             self._at = found.end()
             match self._state:
@@ -155,7 +155,7 @@ class DsmlScanner:
 
 
 def _read_call(body: str, at: int) -> tuple[CallText, int] | ParseProblem:
-    """The invocation at `at`, and where it ends; or what is wrong with it."""
+    """The invocation at `at`, and where it ends; or its problem."""
     head = _INVOKE_HEAD.match(body, at)
     if head is None or not head[1]:
         return ParseProblem.TOOL_CALL_WRONG_SHAPE
@@ -195,7 +195,7 @@ def _after_space(text: str, at: int) -> int:
 
 
 class _ArgumentRules:
-    """A tool's arguments as rules: free text, and text that is one of a few, as it is; anything else as JSON.
+    """A tool's arguments as rules: free text, and text from a list, as they are; anything else as JSON.
 
     Text with a pattern or a length is JSON, too. `item` is the mark as the grammar has it.
     """
@@ -213,7 +213,7 @@ class _ArgumentRules:
         self.rules.append(f'{rule}: "<" {self._item} {head} ({values})')
 
     def _values(self, name: str, rule: str) -> Iterator[str]:
-        """Texts that may follow the attribute's name: the value's form, the value, and its closing tag."""
+        """Texts allowed after the attribute's name: the value's form, the value, and its closing tag."""
         schema = self._schemas.of(name) or {}
         if (listed := _listed(schema)) is not None:
             for is_text in (True, False):
@@ -243,7 +243,7 @@ def _flag(*, is_text: bool) -> str:
 
 
 def _listed(schema: Mapping[str, object]) -> Sequence[object] | None:
-    """All that a value may be; None where the schema does not list it."""
+    """All allowed values; None where the schema does not list them."""
     said, declared = schema.keys() - _SAYINGS - {"type"}, schema.get("type")
     if said not in ({"const"}, {"enum"}) or declared not in (None, "string"):
         return None

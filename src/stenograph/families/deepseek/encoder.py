@@ -27,7 +27,7 @@ _Dict = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Piece:
-    """A piece of a conversation. `asking` is what opens a reply to it, save the reasoning's tag; None: it is one."""
+    """A piece of a conversation. `asking` opens a reply to it, save the reasoning's tag; None: it is one."""
 
     text: str
     asking: str | None
@@ -39,7 +39,7 @@ Asking = Callable[[Sequence[_Dict], Mapping[object, int]], Iterator[_Piece]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DsmlEncoder:
-    """A Template. `block` is the element around a reply's calls; `names` the arguments that it reads."""
+    """A Template. `block` is the element around a reply's calls; `names` the arguments read."""
 
     block: str
     asking: Asking
@@ -47,7 +47,7 @@ class DsmlEncoder:
     words: Words
 
     def in_words_of(self, source: str) -> "DsmlEncoder":
-        """The same in the words of an encoder's source, or in those that it has where they are not found there."""
+        """The same in the words of an encoder's source, or in its own where they are not found there."""
         return replace(self, words=published_words(source) or self.words)
 
     def render(
@@ -133,7 +133,7 @@ def asking_v4(run: Sequence[_Dict], places: Mapping[object, int]) -> Iterator[_P
 
 
 def _invocation(function: _Dict) -> str:
-    """A call. Arguments that are no JSON object are shown as the one argument `arguments`, which is text."""
+    """A call. Arguments other than a JSON object are shown as the one argument `arguments`, as text."""
     given = function["arguments"]
     arguments = cast("_Dict", given) if isinstance(given, Mapping) else {"arguments": given}
     elements = "\n".join(

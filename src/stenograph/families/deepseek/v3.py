@@ -30,7 +30,7 @@ _RESULTS_CLOSE = "<｜tool▁outputs▁end｜>"
 
 
 def _tool_list(example: str) -> str:
-    """Jinja that writes the tools after the system prompt, and how a call is spelled."""
+    """Jinja to write the tools after the system prompt, and how a call is spelled."""
     intro = "## Tools\\n\\nThese functions can be called; each line describes one in JSON:"
     calling = "To call functions, end the reply with one block of calls, which looks like this:"
     return (

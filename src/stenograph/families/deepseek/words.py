@@ -1,6 +1,6 @@
 """The words in which DeepSeek V3.2 and V4 read of their tools and the effort to make: those of the models' own files.
 
-Owns how these are found in the source of the encoder that the files may bring beside the tokenizer: it is read, never
+Owns how these are found in the source of an encoder, if the files bring one beside the tokenizer: it is read, never
 run. Where there is none, the words are ours. Knows nothing of conversations.
 """
 
@@ -21,7 +21,7 @@ _MAX_EFFORT = "REASONING_EFFORT_MAX"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Words:
-    """Text before and after the tools, each of which is on a line; and before all, to ask for the highest effort.
+    """Text before and after the tools, each on a line; and before all, to ask for the highest effort.
 
     `max_effort` is None where these words are not known.
     """
@@ -60,7 +60,7 @@ def published_words(source: str) -> Words | None:
 
 
 def _constants(source: str) -> Iterator[tuple[str, str]]:
-    """The module's texts by their names. None of a source that is not Python."""
+    """The module's texts by their names. None if the source is not Python."""
     try:
         module = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -2,7 +2,7 @@
 
 A template of theirs closes no turn, so a reply's stop token is the next message's opener, or is left out for it. The
 stock templates drop the reasoning of replies before the last user message. GLM-4.7 and later have an argument against
-that, `clear_thinking`, which is fixed here; GLM-4.5 and 4.6 have the condition edited.
+it, `clear_thinking`, fixed here; GLM-4.5 and 4.6 have the condition edited.
 
 From GLM-4.7 on the prompt opens the reasoning, and a model may close it at once. So that such a reply is written as it
 was sampled, a reply without reasoning has an empty block, unless `enable_thinking` is false: then the prompt closes

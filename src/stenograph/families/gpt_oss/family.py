@@ -1,10 +1,10 @@
 """gpt-oss: harmony, written by an encoder of ours whether the files bring a template or not.
 
 The format would leave the reasoning of answered turns out of later prompts; here it stays, because a line's ids are
-never written again. Two stop tokens end a reply: `<|return|>`, in whose place a later prompt has `<|end|>`, and
-`<|call|>`, which stays. Source: the harmony response format as OpenAI publishes it.
+never written again. Two stop tokens end a reply: `<|return|>`, replaced by `<|end|>` in a later prompt, and `<|call|>`,
+kept there. Source: the harmony response format as OpenAI publishes it.
 
-Grammars of harmony: one that makes a model call a function, and the frame around an answer.
+Grammars of harmony: one to force a call, and the frame around an answer.
 
 Reasoning may come before either; one call a reply.
 """

@@ -1,10 +1,10 @@
 """Conversations in harmony, the format of gpt-oss: frames, channels, the system message and the tools' namespace.
 
 A reply is several messages: its reasoning on the channel `analysis`, a call on `commentary` with the function as its
-recipient, what it says besides a call on `commentary` too, and what it says to the user on `final`. What its author's
-own renderer would leave out of later prompts, the reasoning of answered turns, is kept: a line is never rewritten.
+recipient, text beside a call on `commentary` too, and text for the user on `final`. The format's own renderer leaves
+the reasoning of answered turns out of later prompts; here it is kept: a line is never rewritten.
 
-Source: the harmony response format as OpenAI publishes it; checked against what the package openai-harmony writes.
+Source: the harmony response format as OpenAI publishes it; checked against the output of the package openai-harmony.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ Dict = Mapping[str, object]
 class HarmonyEncoder:
     """Encoder in the place of a chat template. Stateless.
 
-    The date that it shows is the session's day, or that of `conversation_start_date`; an empty one shows no date.
+    It shows the session's day as the date, or `conversation_start_date`; an empty one shows no date.
     """
 
     names = frozenset({"reasoning_effort", "model_identity", "knowledge_cutoff", _DATE, STRFTIME_NOW, "builtin_tools"})
@@ -74,7 +74,7 @@ def _frame(author: str, content: str, *, end: str = END) -> str:
 
 
 def _system(kwargs: Mapping[str, object], *, has_tools: bool) -> str:
-    """The message that says who the model is, how much it thinks, and which channels there are."""
+    """The system message: the model's identity, its reasoning effort, and the channels."""
     if kwargs.get("builtin_tools"):
         raise UnrenderableMessage(
             "The tools that gpt-oss has built in, browser and python, are not served: a client can offer its own.",
@@ -106,7 +106,7 @@ def _argument(kwargs: Mapping[str, object], name: str, default: str) -> str:
 
 
 def _developer(instructions: str | None, tools: Sequence[object]) -> str:
-    """A developer's message: instructions, and the functions that there are."""
+    """A developer's message: instructions and functions."""
     sections = [] if instructions is None else [f"# Instructions\n\n{instructions}"]
     if tools:
         lines = ["## functions", "", "namespace functions {", "", *(line for tool in tools for line in _function(tool))]
@@ -135,7 +135,7 @@ def _function(tool: object) -> Iterator[str]:
 
 
 def _lines(text: str) -> list[str]:
-    """Lines, of which a carriage return before the line feed is no part, nor the empty one at the end."""
+    """Lines, without a carriage return before the line feed, and without an empty one at the end."""
     lines = text.split("\n")
     ended = [line.removesuffix("\r") for line in lines[:-1]]
     return [*ended, lines[-1]] if lines[-1] else ended
@@ -156,7 +156,7 @@ def _reply(message: Dict) -> Iterator[str]:
 
 
 def _other(message: Dict, calls: Sequence[Dict]) -> str:
-    """A message that no reply is. A tool's is of the function that the call it answers named."""
+    """A message other than a reply. A tool's comes from the function named in the call it answers."""
     role, content = str(message["role"]), str(message["content"])
     if role in _INSTRUCTING:
         return _frame("developer", f"# Instructions\n\n{content}")

@@ -1,8 +1,8 @@
 """A reply in harmony to a message, as it comes: several framed messages, distinguished by channel and recipient.
 
-Owns what counts as what. Frames are found by their tokens' ids, so that what a model spells out in plain text is text.
-Any ids are accepted. A message goes to its end token, and what begins another before that leaves it unclosed; a frame
-that is no harmony is shown as text; a header that was cut short says nothing, but where it is that of a call.
+Owns the classification of a reply's ids. Frames are found by their tokens' ids, so a frame spelled out in plain text is
+text. Any ids are accepted. A message goes to its end token, and stays unclosed if another begins before it; a frame
+outside harmony is shown as text; a header cut short says nothing, unless it is a call's.
 
 Source: the harmony response format as OpenAI publishes it.
 """
@@ -29,7 +29,7 @@ FUNCTIONS = "functions."
 _ENDS = (END, CALL, RETURN)
 _RECIPIENT = "to="
 _BETWEEN = "\n\n"
-"""Put between what two messages of one kind say, which the wire has one field for."""
+"""Put between the texts of two messages of one kind: the wire has one field for them."""
 _MAX_SEEN_CHARS = 160
 _CLOSED = Finish(reason=FinishReason.STOP)
 
@@ -39,7 +39,7 @@ class _Kind(enum.Enum):
     CONTENT = PartKind.CONTENT
     CALL = PartKind.TOOL_CALL
     FOREIGN = "foreign"
-    """A message of another author, or for a recipient that is no function: shown with its header."""
+    """A message of another author, or for a recipient other than a function: shown with its header."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class _Header:
 
     @property
     def is_frame(self) -> bool:
-        """Whether it was begun as one; else it is what a model wrote without any frame."""
+        """Whether it was begun as a frame; else the model wrote the text without any frame."""
         return CHANNEL in self.text or self.text.lstrip().startswith(f"{_RECIPIENT}{FUNCTIONS}")
 
 
@@ -91,7 +91,7 @@ class HarmonyParser:
         self._num_reasoning_tokens = 0
 
     def feed(self, ids: Sequence[int]) -> ReplyDelta:
-        """Read more ids; what became certain by them. Feeding in other portions gives the same message."""
+        """Read more ids; return everything made certain by them. Feeding in other portions gives the same message."""
         for token_id in ids:
             self._read_held()
             if token_id in self._stop_ids:
@@ -101,7 +101,7 @@ class HarmonyParser:
         return self._take_delta()
 
     def finish(self, finish: Finish) -> tuple[ReplyDelta, ParsedReply]:
-        """The end of the reply: what was still held back, and the whole message."""
+        """The end of the reply: the rest, held back until now, and the whole message."""
         is_closed = ends_by_token(finish)
         if is_closed and self._held:
             self._add_text(self._stream.flush())
@@ -123,7 +123,7 @@ class HarmonyParser:
         )
 
     def ends_inside(self, finish: Finish) -> Inside | None:
-        """In the place of `finish`. A message to the user can be closed; what would have to begin one cannot."""
+        """In the place of `finish`. A message to the user can be closed; a reply still to begin one cannot."""
         del finish  # held-back text does not show whose it is
         self._read_held()
         self._add_text(self._stream.flush())
@@ -152,7 +152,7 @@ class HarmonyParser:
         return (*before, ReplyPart(kind=last.kind, start=last.start, end=end.start), end)
 
     def _read_held(self) -> None:
-        """Read a stop token after which the reply goes on."""
+        """Read a held-back stop token: the reply goes on after it."""
         for token_id in self._held:
             self._read(token_id)
         self._held = ()
@@ -178,7 +178,7 @@ class HarmonyParser:
             self._header.append(mark)
 
     def _is_next(self, mark: str) -> bool:
-        """Whether it begins another message, though the one that is read has not ended."""
+        """Whether it begins another message, though the current one has not ended."""
         if self._kind is None:
             return mark == START and bool("".join(self._header).strip())
         return mark in (START, CHANNEL)
@@ -218,7 +218,7 @@ class HarmonyParser:
             self._say(self._stops.push(text))
 
     def _say(self, text: str) -> None:
-        """Pass on text of the message that is read, or keep it until that is whole."""
+        """Pass on text of the current message, or keep it until the message is whole."""
         if not text:
             return
         is_first = not self._body
@@ -233,7 +233,7 @@ class HarmonyParser:
         self._new[kind].append(text)
 
     def _close(self, end: int, finish: Finish, *, is_closed: bool) -> None:
-        """Place the message whose last id is the one before `end`; the next begins there."""
+        """Place the message up to the id before `end`; the next begins there."""
         header = self._read_header()
         if self._kind is not None:
             self._say(self._stops.finish(finish))
@@ -254,7 +254,7 @@ class HarmonyParser:
         self._stops = self._new_stops()
 
     def _place(self, kind: _Kind, begun: str, header: _Header, end: int, *, is_closed: bool) -> _Kind:
-        """Note what a message was, which was `begun` so, and what is wrong with it; what it turns out to be."""
+        """Record a message, with `begun` before its text, and any fault of it; return the kind it turns out to be."""
         body = "".join(self._body)
         problem: ParseProblem | None = None
         shown = f"{begun}{body}"
@@ -299,7 +299,7 @@ class HarmonyParser:
 
 
 def _problem_of(arguments: str) -> ParseProblem | None:
-    """The fault of a call's text, which has to be a JSON object; None where there is none."""
+    """The fault of a call's text; None for a JSON object."""
     try:
         value = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, RecursionError, ValueError):

@@ -1,9 +1,9 @@
-"""JSON Schema as the TypeScript that harmony shows a function's parameters in.
+"""JSON Schema as TypeScript, harmony's spelling of a function's parameters.
 
-Owns that spelling, oddities included: a description's later lines stand without `//`, a string that is a default is
-quoted but not escaped, a schema without a type is `any` even where it lists values. Knows nothing of messages.
+Owns that spelling, oddities included: a description's later lines stand without `//`, a string as a default is quoted
+but not escaped, a schema without a type is `any` even where it lists values. Knows nothing of messages.
 
-Source: the harmony response format as OpenAI publishes it; checked against what the package openai-harmony writes.
+Source: the harmony response format as OpenAI publishes it; checked against the output of the package openai-harmony.
 """
 
 from collections.abc import Iterator, Mapping
@@ -62,7 +62,7 @@ def _property(name: str, fields: Mapping[str, object], indent: str) -> Iterator[
 
 
 def _variants(fields: Mapping[str, object], indent: str, *, above: str | None = None, is_property: bool = False) -> str:
-    """Several types, each on a line of its own, followed by its comment unless that stands `above`.
+    """Several types, each on a line of its own, followed by its comment unless the comment stands `above`.
 
     Of the first, only its default stands there. A default loses its quotes in a property's own variants alone.
     """
@@ -107,7 +107,7 @@ def _default(fields: Mapping[str, object]) -> str:
 
 
 def _narrowed(value: object) -> object:
-    """A JSON value whose integers are such as fit into 64 bits; the others become floats."""
+    """A JSON value with integers of at most 64 bits; larger ones become floats."""
     if isinstance(value, int) and not _MIN_INTEGER <= value <= _MAX_INTEGER:
         return float(value)
     if isinstance(value, list):
@@ -122,5 +122,5 @@ def _mapping(value: object) -> Mapping[str, object]:
 
 
 def _strings(value: object) -> list[str]:
-    """The strings of a list; none of what is no list."""
+    """The strings of a list; none if the value is no list."""
     return [one for one in cast("list[object]", value) if isinstance(one, str)] if isinstance(value, list) else []

@@ -1,15 +1,15 @@
 """Kimi K2 Thinking and K2.5: frames of `<|im_…|>` tokens, reasoning in `<think>` on no lines of its own, and its calls.
 
 The stock templates leave the reasoning out of the replies up to the last one without calls: they rewrite history. With
-their two cuts edited, every reply keeps its block. A call is written by its id alone, which has the tool's name where
-the model wrote it; edited, an id that is not of that form gets the name put before it.
+their two cuts edited, every reply keeps its block. A call is written by its id alone: an id made by the model has the
+tool's name in it; edited, an id of another form gets the name put before it.
 
-Kimi's calls: a section of calls between control tokens, each with an id that has its name, and JSON arguments.
+Kimi's calls: a section of calls between control tokens, each with its name in its id, and JSON arguments.
 
-An id is `functions.NAME:NUMBER`, where the model counts; what comes after the name may be anything.
+An id is `functions.NAME:NUMBER`, where the model counts; anything may come after the name.
 
-Source: the published chat templates. The models' vocabulary is a tiktoken file, which is not read here: their folder
-needs a tokenizer.json that somebody made of it.
+Source: the published chat templates. The models' vocabulary is a tiktoken file, not read here: their folder needs a
+tokenizer.json made of it.
 """
 
 import re

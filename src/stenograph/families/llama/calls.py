@@ -1,8 +1,8 @@
 """Llama's calls: the whole reply is one JSON object `{"name": …, "parameters": {…}}`, with no marker around it.
 
 So an object is a call only at the start of a reply, or after another, and only if it looks like one; any other object
-is what the model says. After `<|python_tag|>`, which is a token of its own, an object is a call wherever it stands.
-Several calls are parted by `; `, as servers of these models read them; the models are made for one.
+is text. After `<|python_tag|>`, a token of its own, an object is a call wherever it stands. Several calls are parted by
+`; `, as servers of these models read them; the models are made for one.
 
 Source: the chat templates in the files of Llama 3.1 and 3.2.
 """
@@ -32,7 +32,7 @@ class LlamaCalls(CallSyntax):
     """Bare objects."""
 
     def scanner(self, opener: str) -> "ObjectScanner":
-        """Looks past JSON strings, and gives up on an object that begins otherwise than a call."""
+        """Looks past JSON strings, and gives up on an object with another beginning than a call's."""
         return ObjectScanner(is_tagged=opener == PYTHON_TAG)
 
     def read(self, opener: str, body: str, tools: Mapping[str, Tool]) -> tuple[CallText, ...] | ParseProblem:
@@ -43,7 +43,7 @@ class LlamaCalls(CallSyntax):
         return _read_object(f"{body}}}" if is_tagged else f"{{{body}}}", tools, is_tagged=is_tagged)
 
     def read_cut(self, opener: str, body: str, tools: Mapping[str, Tool]) -> tuple[CallText, ...] | ParseProblem:
-        """A call that is not closed does not count; text that is not meant as a call is not a cut call either."""
+        """An unclosed call does not count; nor is text a cut call unless it is meant as one."""
         is_meant = bool(body.strip()) if opener == PYTHON_TAG else _is_meant(f"{{{body}", tools)
         return ParseProblem.TOOL_CALL_UNCLOSED if is_meant else ()
 
@@ -60,8 +60,8 @@ LLAMA_CALLS = LlamaCalls(
 class ObjectScanner:
     """Finds where an object closes: its last brace is the closing marker. Linear in the text.
 
-    An object whose first key is not a call's, and after the tag what is no object, is closed at once with an empty
-    body, so that it is passed on as text.
+    An object with another first key than a call's is closed at once with an empty body, and so is text after the tag
+    other than an object: both are passed on as text.
     """
 
     def __init__(self, *, is_tagged: bool) -> None:
@@ -71,7 +71,7 @@ class ObjectScanner:
         self._may_be_call = False
 
     def find(self, text: str) -> tuple[int, int] | None:
-        """The last brace [start, end) in `text`, which continues the text of the call before; None: not yet."""
+        """The last brace [start, end) in `text`, the text of the previous `find` and more; None: not yet."""
         if not self._may_be_call:
             while self._blank_end < len(text) and text[self._blank_end] in JSON_SPACE:
                 self._blank_end += 1
@@ -91,7 +91,7 @@ def _begins_object(text: str) -> bool | None:
 
 
 def _begins_call(text: str) -> bool | None:
-    """Whether an object's text after the brace has a call's key first; None: that does not show yet."""
+    """Whether an object's text after the brace has a call's key first; None: it does not show yet."""
     if not text:
         return None
     key, quote, _ = text[1:].partition('"')
@@ -103,9 +103,9 @@ def _begins_call(text: str) -> bool | None:
 
 
 def _read_object(text: str, tools: Mapping[str, Tool], *, is_tagged: bool) -> tuple[CallText, ...] | ParseProblem:
-    """The call that an object is, or what is wrong with it as one. Never raises.
+    """The call in an object, or its problem as a call. Never raises.
 
-    Parameters may also come as a JSON string that holds an object; a tool that is known may go without.
+    Parameters may also come as a JSON string with an object in it; a known tool may go without.
     """
     try:
         value = msgspec.json.decode(text, type=dict[str, object])
@@ -130,7 +130,7 @@ def _read_object(text: str, tools: Mapping[str, Tool], *, is_tagged: bool) -> tu
 
 
 def _is_meant(text: str, tools: Collection[str]) -> bool:
-    """Whether an object that cannot be read was to be a call: it has parameters, or the name of a tool, maybe cut."""
+    """Whether an unreadable object was to be a call: it has parameters, or the name of a tool, maybe cut."""
     if _HAS_ARGUMENTS.search(text):
         return True
     named = _NAMED.match(text)

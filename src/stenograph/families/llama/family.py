@@ -1,8 +1,8 @@
-"""Llama 3 to 3.3 Instruct: `<|start_header_id|>`; from 3.1 on tools, whose results have the role `ipython`.
+"""Llama 3 to 3.3 Instruct: `<|start_header_id|>`; from 3.1 on tools, with results in the role `ipython`.
 
-The stock template of 3.1 and 3.2 shows one call a reply, and drops the text beside it. Edited, it shows several,
-and the text, with `<|python_tag|>` between, so that the call is seen. With tools it writes them into whatever message
-comes first; edited, system messages keep their own frames before the user's that has the tools. Conversations with one
+The stock template of 3.1 and 3.2 shows one call a reply, and drops the text beside it. Edited, it shows several, and
+the text, with `<|python_tag|>` between, so that the call is seen. With tools it writes them into whatever message comes
+first; edited, system messages keep their own frames before the user's message with the tools. Conversations with one
 system message at most, and one call a reply without text, are written as by the stock template, byte by byte.
 
 3.2's writes today's date into the first message: a line keeps the day on which it began. The built-in tools of 3.1 are

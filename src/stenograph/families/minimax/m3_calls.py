@@ -1,6 +1,6 @@
-"""MiniMax-M3's calls: a block of invocations whose arguments are elements, objects and lists of elements in elements.
+"""MiniMax-M3's calls: a block of invocations, with arguments, objects and lists as elements in elements.
 
-Every tag follows the model's own token, which no text of a value is sampled with, so a value needs no escape. A leaf is
+Every tag follows the model's own token, never sampled in the text of a value, so a value needs no escape. A leaf is
 bare text, typed by the tool's schema; an object has an element for each key, a list one `item` for each entry, and null
 is `null`.
 
@@ -41,7 +41,7 @@ class _MalformedCall(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MiniMaxM3Calls(CallSyntax):
-    """The syntax. Objects and lists are forced as JSON, which is read too."""
+    """The syntax. Objects and lists are forced as JSON; it is read too."""
 
     def scanner(self, opener: str) -> "BlockEnd":
         """Looks for the block's close after an invocation."""
@@ -91,13 +91,13 @@ M3_CALLS = MiniMaxM3Calls(
 
 
 class BlockEnd:
-    """Finds the tag that closes a block in a growing text: one that follows an invocation, or nothing. Linear."""
+    """Finds a block's closing tag in a growing text: one after an invocation, or after nothing. Linear."""
 
     def __init__(self) -> None:
         self._at = 0
 
     def find(self, text: str) -> tuple[int, int] | None:
-        """Find its span in `text`, which continues the text of the call before; None: not there yet."""
+        """Find its span in `text`, the text of the previous `find` and more; None: not there yet."""
         found = _END.search(text, self._at)
         if found is None:
             self._at = max(0, len(text) - _MAX_END_CHARS)
@@ -170,5 +170,5 @@ def _value(text: str, opened: re.Match[str], schemas: ParameterSchemas, num_nest
 
 
 def _object(elements: Sequence[tuple[str, str]]) -> str:
-    """The JSON object of elements; of a name that comes twice the last counts."""
+    """The JSON object of elements; of a repeated name the last counts."""
     return "{" + ", ".join(f"{quoted(name)}: {value}" for name, value in dict(elements).items()) + "}"

@@ -30,7 +30,7 @@ _Dict = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MistralEncoder:
-    """A Template. `version` is the tokenizer's; `thinks`: it has tokens for reasoning, which is else not shown."""
+    """A Template. `version` is the tokenizer's; `thinks`: it has tokens for reasoning; else reasoning is not shown."""
 
     version: int
     thinks: bool = False
@@ -132,7 +132,7 @@ def _arguments(function: _Dict) -> object:
 
 
 def _json_of(content: str) -> str:
-    """A result that is JSON is shown as that, any other as a string; an empty one as an empty object."""
+    """A JSON result is shown as JSON, any other as a string; an empty one as an empty object."""
     if not content:
         return "{}"
     try:

@@ -1,6 +1,6 @@
 """Qwen2.5, QwQ and Qwen3: ChatML and Hermes calls; reasoning in `<think>`, but for Qwen2.5.
 
-Qwen2.5's template is append-only as it stands, and has a default system message. It has no frame for a developer, whose
+Qwen2.5's template is append-only as it stands, and has a default system message. It has no frame for a developer: such
 messages are shown as system messages.
 
 Qwen3's stock template drops the reasoning of replies before the last user message, and writes an empty block of it into

@@ -1,9 +1,9 @@
-"""Qwen3.5 and Qwen3-Coder: ChatML with XML calls; Qwen3.5 reasons in `<think>`, which every prompt opens or has closed.
+"""Qwen3.5 and Qwen3-Coder: ChatML with XML calls; Qwen3.5 reasons in `<think>`, opened or closed by every prompt.
 
 Qwen3.5's stock template writes a reply's block of reasoning only after the last user message: it rewrites history. With
-that condition edited, every reply has the block that its prompt began. In a conversation whose replies all come after
-the last user message the stock template writes the same, byte by byte. Qwen3.6 and 3.8 are as Qwen3.5; they have an
-argument that keeps the blocks, too, which the edit makes needless.
+this condition edited, every reply has the block begun by its prompt. If all replies of a conversation come after the
+last user message, the stock template writes the same, byte by byte. Qwen3.6 and 3.8 are as Qwen3.5; they have an
+argument to keep the blocks, too, needless with the edit.
 
 Source: the chat templates of Qwen3.5, 3.6 and 3.8. Qwen3-Coder's calls are the same; of its template nothing is
 assumed.

@@ -1,9 +1,9 @@
 """Qwen's XML calls: `<tool_call>` around `<function=name>`, and in it each argument in `<parameter=key>` as bare text.
 
-An argument's text is not escaped, so it may hold any marker: a value ends where what closes it is followed by what may
-come next. The template gives a value lines of its own, and so its end needs a line break too, which JSON within a
-value never has; a value that begins on its marker's line may end anywhere. The end of a whole call ends a value as
-well: a model that forgets one closing marker loses that call, and not the next.
+An argument's text is not escaped, so it may hold any marker: a value ends where its closing marker is followed by a
+marker allowed to come next. The template gives a value lines of its own, and so its end needs a line break too, never
+found in JSON within a value; a value begun on its marker's line may end anywhere. The end of a whole call ends a value
+as well: if a model forgets one closing marker, it loses that call, and not the next.
 
 Source: the chat templates of Qwen3-Coder and Qwen3.5.
 """
