@@ -1,13 +1,14 @@
 """Several engines behind the one interface of an engine.
 
-Owns who gets a turn (`placement` has the rule), what every session left where, and what is known of each engine beyond
-its own word (`trust`). Knows nothing of HTTP. It holds no task: a turn runs in whoever iterates it.
+Owns the choice of a turn's engine (`placement` has the rule), the cached tokens of every session at each engine, and
+the knowledge of each engine beyond its own word (`trust`). Knows nothing of HTTP. It holds no task: a turn runs in its
+iterator's.
 
-A turn is tried at another engine only before its first token, only where the error says that the engine was not there
-or would not take it, and at each engine once. A reply that had begun is not tried again: its tokens were sampled.
+A turn is tried at another engine only before its first token, only where the error means an absent engine or a refusal
+of the turn, and at each engine once. A reply, once begun, is not tried again: its tokens were sampled.
 
-Engines join and leave while turns run. One that leaves gets no new turn; its sessions go on at others. While there is
-one engine, turns go straight to it, and nothing is counted.
+Engines join and leave while turns run. A leaving one gets no new turn; its sessions go on at others. While there is one
+engine, turns go straight to it, and nothing is counted.
 """
 
 import asyncio
@@ -43,7 +44,7 @@ from stenograph.engine.fleet.placement import Candidate, choose, cost_of
 from stenograph.engine.fleet.trust import FIRST_PAUSE_S, Trust
 
 MAX_SESSIONS = 2**15
-"""Sessions whose engine is remembered, the last to be used; one that is forgotten is placed anew."""
+"""The most recently used sessions: their engines are remembered. A forgotten session is placed anew."""
 TRIAL_S = 10.0  # longer than a connection takes to fail, as a rule (`connect_timeout`)
 DRAIN_LOOK_S = 0.05  # between two looks at whether an engine that leaves is idle
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -52,7 +53,7 @@ _MAY_DIFFER = {"max_context_tokens", "streams", "reports_support", "grammars", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetMember:
-    """An engine and what it is called: its address, as a rule. `url` is where it is, with a password if it has one."""
+    """An engine and its name: its address, as a rule. `url` is where it is, with a password if it has one."""
 
     name: str
     engine: Engine
@@ -61,7 +62,7 @@ class FleetMember:
 
 @dataclass(slots=True, eq=False)
 class _MemberState:
-    """A member, and what is under way and known of it. `num_sessions` are at home here."""
+    """A member, its turns under way, and the knowledge of it. `num_sessions` are at home here."""
 
     name: str
     engine: Engine
@@ -77,13 +78,13 @@ class _MemberState:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it stays, and says of itself that it takes turns."""
+        """Whether it stays, and reports itself ready for turns."""
         return not self.is_leaving and self.engine.health().state is EngineState.READY
 
 
 @dataclass(slots=True)
 class _SessionPlace:
-    """The engine that ran a session's last turn, and how many tokens its last turn at each engine left there."""
+    """The engine of a session's last turn, and the number of tokens left at each engine by its last turn there."""
 
     home: _MemberState | None = None
     left_tokens: dict[str, int] = field(default_factory=dict[str, int])
@@ -122,7 +123,7 @@ class Fleet(Engine):
         trial_s: float = TRIAL_S,
         make: Callable[[str], FleetMember] | None = None,
     ) -> None:
-        """`make` makes an engine of an address, so that more can join; None: none can."""
+        """`make` makes an engine of an address, for more to join; None: none can."""
         names = [member.name for member in members]
         if not names or len(set(names)) < len(names):
             raise StartupError(f"a fleet has one engine or more, each of its own name, not {names}")
@@ -143,7 +144,7 @@ class Fleet(Engine):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Abilities that all engines share; those that one learns as it comes up count from then on."""
+        """Abilities shared by all engines; an engine may learn some as it comes up, and they count from then on."""
         if len(self._posts) == 1:
             return self._posts[0].engine.capabilities
         assert self._common is not None, "capabilities are known once start has returned"
@@ -157,7 +158,7 @@ class Fleet(Engine):
 
     @property
     def num_running(self) -> int:
-        """Generations that have begun and not ended."""
+        """Generations begun and not ended."""
         return self._posts[0].engine.num_running if len(self._posts) == 1 else len(self._turns)
 
     @property
@@ -180,16 +181,16 @@ class Fleet(Engine):
         return EngineHealth(state=state, detail="; ".join(told))
 
     def statuses(self) -> Sequence[EngineStatus]:
-        """Each engine, by its own word and by what came of requests."""
+        """Each engine, by its own word and by the outcomes of requests."""
         if len(self._posts) == 1:
             return self._posts[0].engine.statuses()
         now = self._clock.monotonic()
         return [_status_of(post, now) for post in self._posts]
 
     async def start(self) -> None:
-        """Start all. Raises StartupError for one that cannot be started, or that is not of the same kind as the rest.
+        """Start all. Raises StartupError for one that fails to start, or is of another kind than the rest.
 
-        An engine that is not there yet raises nothing: it is used when it comes.
+        An absent engine raises nothing: it is used when it comes.
         """
         outcomes = await asyncio.gather(*(post.engine.start() for post in self._posts), return_exceptions=True)
         for post, outcome in zip(self._posts, outcomes, strict=True):
@@ -200,8 +201,8 @@ class Fleet(Engine):
         self._count_anew()
 
     def join(self, member: FleetMember) -> None:
-        """Give turns to one more engine, which has been started. Raises StartupError for one that cannot stand in for
-        the others, or whose name is there."""
+        """Give turns to one more engine, already started. Raises StartupError for one unfit to stand in for the others,
+        or with a name in use."""
         if any(post.name == member.name for post in self._posts):
             raise StartupError(f"there is an engine {member.name} already")
         known = {post.name: post.engine.capabilities for post in self._posts}
@@ -214,7 +215,7 @@ class Fleet(Engine):
         return {post.url: post.name for post in self._posts if not post.is_leaving}
 
     def dismiss(self, name: str) -> bool:
-        """Give an engine no more turns. False for an unknown name. Raises StartupError for the last that stays."""
+        """Give an engine no more turns. False for an unknown name. Raises StartupError for the last one staying."""
         if (post := self._named(name)) is None:
             return False
         if all(other.is_leaving for other in self._posts if other is not post):
@@ -226,7 +227,7 @@ class Fleet(Engine):
         return True
 
     async def leave(self, name: str) -> bool:
-        """Dismiss an engine, and close it when the turns that it runs have ended. As `dismiss`."""
+        """Dismiss an engine, and close it after the end of its turns. As `dismiss`."""
         if (post := self._named(name)) is None or not self.dismiss(name):
             return False
         while post.engine.num_running:  # noqa: ASYNC110 - no engine tells of it
@@ -257,7 +258,7 @@ class Fleet(Engine):
                 raise outcome
 
     async def abort(self, request_id: RequestId) -> bool:
-        """Tell the engine that runs it; a turn that is just being moved ends where it is."""
+        """Tell its engine; a turn on the move ends where it is."""
         turn = self._turns.get(request_id)
         if turn is None:  # it began while there was one engine, or has ended
             return any([await post.engine.abort(request_id) for post in self._posts])
@@ -273,7 +274,7 @@ class Fleet(Engine):
         return self._generate(request)
 
     async def _generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
-        """Sample, at one engine after the other until one is there. Raises what the last one raised."""
+        """Sample, at one engine after the other until one is there. Raises the last one's error."""
         assert request.request_id not in self._turns, "a request id is used once"
         turn = self._turns[request.request_id] = _FleetTurn()
         try:
@@ -295,7 +296,7 @@ class Fleet(Engine):
             del self._turns[request.request_id]
 
     def end_session(self, key: str) -> None:
-        """Forget where a session is; the engines that had turns of it are told."""
+        """Forget a session's place, and tell the engines that had turns of it."""
         session = self._sessions.pop(key, None)
         if session is not None and session.home is not None:
             session.home.num_sessions -= 1
@@ -304,7 +305,7 @@ class Fleet(Engine):
                 post.engine.end_session(key)
 
     async def find_version(self) -> str | None:
-        """The name that all of them have for their weights; None where they do not say one."""
+        """The name of the weights, common to all of them; None where they do not say one."""
         versions = set(await asyncio.gather(*(post.engine.find_version() for post in self._posts)))
         return versions.pop() if len(versions) == 1 else None
 
@@ -313,8 +314,8 @@ class Fleet(Engine):
             post.engine.follow_version(version, lacking)
 
     async def control(self, command: WeightCommand) -> Sequence[ControlAnswer]:
-        """Tell all that are there now, at once; one that is leaving when all have answered is not counted. Where some
-        have taken new weights, those that have not get no turns until they have."""
+        """Tell all that are there now, at once; an engine leaving by the time of the last answer is not counted. Where
+        some have taken new weights, the others get no turns until they have."""
         posts = tuple(self._posts)
         told = await asyncio.gather(*(post.engine.control(command) for post in posts))
         stayed = [(post, one) for post, one in zip(posts, told, strict=True) if not post.is_leaving]
@@ -328,9 +329,9 @@ class Fleet(Engine):
     async def forward(
         self, method: str, target: str, headers: Sequence[tuple[str, str]], body: bytes
     ) -> ForwardedAnswer:
-        """Pass a request on to the engine that its session is at home at, or to one that has little to do.
+        """Pass a request on to its session's home, or to an engine with little to do.
 
-        One that is not there is passed over if the method is safe: of anything else it is not known what it has done.
+        An absent one is passed over if the method is safe: the effect of any other method is unknown.
         """
         if not self.forwards:
             return await super().forward(method, target, headers, body)
@@ -353,7 +354,7 @@ class Fleet(Engine):
     # -- one try
 
     def _begin(self, request: GenerateRequest, turn: _FleetTurn) -> _Try:
-        """Give a turn to an engine that it has not been at. Raises EngineUnavailable where there is none."""
+        """Give a turn to an engine not yet tried for it. Raises EngineUnavailable where there is none."""
         ready = self._candidates(turn)
         if not ready:
             raise EngineUnavailable(
@@ -373,7 +374,8 @@ class Fleet(Engine):
         )
 
     def _candidates(self, turn: _FleetTurn | None = None) -> "list[_MemberState]":
-        """Engines that may get a turn: ready and trusted, or due for a trial; if none is, those that report ready."""
+        """Candidates for a turn: ready and trusted engines, or those due for a trial; if none is, all that report
+        ready."""
         now, tried = self._clock.monotonic(), set[str]() if turn is None else turn.tried
         ready = [] if self._closing else [post for post in self._posts if post.name not in tried and post.is_ready]
         return [post for post in ready if post.trust.admits(now)] or ready
@@ -408,7 +410,7 @@ class Fleet(Engine):
         return False
 
     def _end(self, run: _Try) -> None:
-        """A try is over, however; what it held is given back."""
+        """End a try, in whatever way; give back its load."""
         post = run.post
         post.num_running -= 1
         post.load_tokens -= run.cost_tokens
@@ -419,7 +421,7 @@ class Fleet(Engine):
     # -- sessions
 
     def _session_of(self, key: str | None) -> _SessionPlace:
-        """The place that is kept for a session; an empty one for an unknown session."""
+        """The place kept for a session; an empty one for an unknown session."""
         if key is None:
             return _SessionPlace()
         session = self._sessions.setdefault(key, _SessionPlace())
@@ -431,7 +433,7 @@ class Fleet(Engine):
         return session
 
     def _settle(self, session: _SessionPlace, post: _MemberState, left_tokens: int) -> None:
-        """A session's turn has ended at an engine: that is its home now."""
+        """A session's turn has ended at an engine, its home from now on."""
         if session.home is not None:
             session.home.num_sessions -= 1
         post.num_sessions += 1
@@ -440,7 +442,7 @@ class Fleet(Engine):
 
 
 def says_not_there(error: StenographError) -> bool:
-    """Whether an error says that the engine was not there, or would not take the turn: nothing was sampled."""
+    """Whether an error means an absent engine, or a refusal of the turn: nothing was sampled."""
     if isinstance(error, UpstreamUnreachable):
         return not error.reply_began
     if isinstance(error, UpstreamRefused):
@@ -449,7 +451,7 @@ def says_not_there(error: StenographError) -> bool:
 
 
 def common_capabilities(members: Mapping[str, Capabilities]) -> Capabilities:
-    """Abilities that all of them share. Raises StartupError for engines that cannot stand in for each other."""
+    """Abilities shared by all of them. Raises StartupError for engines unfit to stand in for each other."""
     first_name, first = next(iter(members.items()))
     for name, other in members.items():
         for what in (one.name for one in fields(Capabilities) if one.name not in _MAY_DIFFER):

@@ -1,8 +1,8 @@
 """Trust in an engine by its outcomes: trusted, in doubt, or on trial. Pure: the caller gives the time.
 
-An engine that could not be reached is in doubt at once, and gets nothing for a while. Then one request is let through;
-if that is answered the engine is trusted again, and if not the while is twice as long. A trial that is under way for
-`trial_s` without a failure counts as passed: a reply may take minutes, but an engine that is not there is known sooner.
+An unreachable engine is in doubt at once, and gets nothing for a while. Then one request is let through; if it is
+answered the engine is trusted again, and if not the while is twice as long. A trial without a failure for `trial_s`
+counts as passed: a reply may take minutes, but an absent engine is known sooner.
 """
 
 FIRST_PAUSE_S = 1.0
@@ -34,18 +34,18 @@ class Trust:
         return self._retry_at is None or (now >= self._retry_at and self._on_trial_since is None)
 
     def began(self, now: float) -> bool:
-        """Note that a request goes there; returns whether it is a trial."""
+        """Note a request to the engine; returns whether it is a trial."""
         if self._retry_at is None or self._on_trial_since is not None:
             return False
         self._on_trial_since = now
         return True
 
     def worked(self) -> None:
-        """Note that it answered, even with an error."""
+        """Note an answer, even an error."""
         self._pause_s, self._retry_at, self._on_trial_since, self.why = FIRST_PAUSE_S, None, None, ""
 
     def failed(self, now: float, why: str, *, was_trial: bool) -> None:
-        """Note that it could not be reached. Many requests may find out at once; only a trial lengthens the pause."""
+        """Note a failure to reach it. Many requests may find out at once; only a trial lengthens the pause."""
         self.why = why
         if was_trial:
             self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
