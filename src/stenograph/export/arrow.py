@@ -1,9 +1,9 @@
 """Samples as one Arrow IPC stream: a row per sample, for trainers that read tables (datasets, Ray Data, Polars). Pure.
 
-Needs pyarrow, which is three times the size of all else together and so an extra (`pip install -e '.[arrow]'`);
-it is imported when the first sample is asked for in this format. Its columns are those of the JSON format; `turns`,
-`metadata` and `prefix_cache_info` are JSON texts, and so is `rewards`: the reward, be it a number or several. The
-supports of turns are a column of bytes. In the schema's metadata are `session_metadata` and `empty_reason`, as JSON.
+Needs pyarrow. It is three times the size of all else together and so an extra (`pip install -e '.[arrow]'`), imported
+when the first sample is asked for in this format. Its columns are those of the JSON format; `turns`, `metadata` and
+`prefix_cache_info` are JSON texts, and so is `rewards`: the reward, be it a number or several. The supports of turns
+are a column of bytes. In the schema's metadata are `session_metadata` and `empty_reason`, as JSON.
 """
 
 import functools
@@ -37,7 +37,7 @@ class ArrowMissing(Exception):
 def to_arrow(
     samples: Sequence[Sample], *, session_metadata: Mapping[str, object], empty_reason: str | None
 ) -> Iterator[memoryview]:
-    """An IPC stream with a record batch of one row for each sample; the messages that it consists of, one at a time.
+    """An IPC stream with a record batch of one row for each sample, one message at a time.
 
     Nearly all of the work releases the GIL: it belongs on workers, one call of `next` after the other. Raises
     ArrowMissing, at the call, where there is no pyarrow.
@@ -138,12 +138,12 @@ class BulkArrow:
             yield self._row([session_id, None, None], _batch(self._pa, [sample]))
 
     def failed(self, session_id: str, *, code: str, message: str) -> memoryview:
-        """The row of a session that has no samples because of an error."""
+        """The row of a session without samples because of an error."""
         error = msgspec.json.encode({"code": code, "message": message}).decode()
         return self._row([session_id, None, error], None)
 
     def end(self, facts: Mapping[str, object]) -> memoryview:
-        """The last record batch, which has no rows, with facts about the whole answer as JSON, and the stream's end."""
+        """The last record batch, without rows, with facts about the whole answer as JSON, and the stream's end."""
         sink, meta = self._pa.BufferOutputStream(), {key: msgspec.json.encode(value) for key, value in facts.items()}
         with self._pa.ipc.new_stream(sink, self._schema) as stream:
             stream.write_batch(self._pa.RecordBatch.from_pylist([], schema=self._schema), custom_metadata=meta)
@@ -158,7 +158,7 @@ class BulkArrow:
 
 @functools.cache
 def bulk_arrow() -> BulkArrow:
-    """The one that all answers share: it has no state. Raises ArrowMissing."""
+    """The encoder shared by all answers: it has no state. Raises ArrowMissing."""
     return BulkArrow()
 
 
@@ -179,7 +179,7 @@ def _maybe_numpy(values: "array[float] | None") -> NDArray[np.generic] | None:
 
 
 def _int32(rows: ReplayRows | None) -> NDArray[np.int32] | None:
-    """Rows in one type: a stream has one schema for all samples, whose smallest types differ."""
+    """Rows in one type: a stream has one schema for all samples, while their smallest types differ."""
     return None if rows is None else rows.astype(np.int32, copy=False)
 
 

@@ -1,7 +1,7 @@
-"""The custody of a sample: which session's turns it is made of, and a chain of digests over them. Pure.
+"""The custody of a sample: the session and turns it is made of, and a chain of digests over them. Pure.
 
-A turn's digest covers what it recorded for a trainer, its place, its session, and the digest of the turn before it: so
-that of a line's last turn stands for the whole line. It is made of values, not of a store's rows: a session in memory
+A turn's digest covers its data for a trainer, its place, its session, and the digest of the turn before it: so the
+digest of a line's last turn stands for the whole line. It is made of values, not of a store's rows: a session in memory
 has the same, an upgrade of the store does not change it, and it is computed when samples are asked for, not at a chat.
 Source of the names: docs/samples.md.
 """
@@ -27,7 +27,7 @@ _IS_LITTLE = sys.byteorder == "little"
 
 
 class Custody(TypedDict):
-    """A sample's session; the digest of each of its turns, in hex; and the node ids of those that it trains."""
+    """A sample's session; the digest of each of its turns, in hex; and the node ids of its trained turns."""
 
     session_id: Hex32
     digests: Sequence[str]
@@ -57,7 +57,7 @@ class DigestChain:
         return self._known[node.id]
 
     def custody(self, parts: Sequence[LinePart], owned: frozenset[int]) -> Custody:
-        """The custody of a sample that is made of these parts and trains the turns `owned`, by node id."""
+        """The custody of a sample made of these parts. It trains the turns `owned`, by node id."""
         return {
             "session_id": self.session_id,
             "digests": [self.digest(part.node).hex() for part in parts],

@@ -13,7 +13,7 @@ from stenograph.trajectory.strand_facts import SessionFacts
 from stenograph.trajectory.turn import Node, TurnStatus, line_ids
 
 COMPARED_TOKENS = 65_536
-"""Tokens of a rollout's line that are compared, its first ones."""
+"""Number of compared tokens of a rollout's line, its first ones."""
 MAX_SPANS = 512
 
 

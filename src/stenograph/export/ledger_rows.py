@@ -1,4 +1,4 @@
-"""A session's ledger as its reader sees it: rows as plain values, with the kinds that its strands have now. Pure."""
+"""A session's ledger as its reader sees it: rows as plain values, with the present kinds of its strands. Pure."""
 
 from collections.abc import Sequence
 from typing import TypedDict

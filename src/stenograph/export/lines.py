@@ -1,4 +1,4 @@
-"""Selects the lines of a session that become samples, and the sample that trains each turn (docs/samples.md). Pure.
+"""Selects the lines of a session for its samples, and the sample to train each turn (docs/samples.md). Pure.
 
 Every function takes committed turns oldest first, as `History.nodes` has them, and may run on a worker with a snapshot:
 children are derived from parents. Numbers per token are made in samples.py.
@@ -28,7 +28,7 @@ class WireSpan(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinePart:
-    """The part of one turn that a line holds: all of its new prompt ids, then its first `num_sampled` sampled ids.
+    """The part of one turn in a line: all of its new prompt ids, then its first `num_sampled` sampled ids.
 
     Ids at the end are missing where the next turn's opener replaces them, or where a sample was cut.
     """
@@ -72,7 +72,7 @@ def leaves(nodes: Sequence[Node]) -> list[Node]:
 
 
 def kept_leaves(nodes: Sequence[Node]) -> list[Node]:
-    """The leaves whose lines become samples, oldest commit first: all but those that a later sibling supersedes.
+    """The leaves of the lines for samples, oldest commit first: all but those superseded by a later sibling.
 
     Roots are siblings only where their prompts are equal: a side request beside the main line, a sub-agent's or a
     compaction's, is a line of its own.
@@ -82,7 +82,7 @@ def kept_leaves(nodes: Sequence[Node]) -> list[Node]:
 
 
 def _place(node: Node) -> int | bytes:
-    """A key that siblings share."""
+    """A key shared by siblings."""
     return node.turn.new_prompt_ids.tobytes() if node.parent is None else node.parent.id
 
 
@@ -104,10 +104,10 @@ def whole_line(leaf: Node, *, max_trim_tokens: int) -> SampleLine:
 
 
 def cut(line: SampleLine, max_seq_len: int) -> SampleLine | None:
-    """The longest beginning of `line` that fits into `max_seq_len` ids and ends with a sampled one; None if none does.
+    """The longest beginning of `line` within `max_seq_len` ids and with a sampled id at its end; None if there is none.
 
-    So the first turn that does not fit is cut if its prompt and one sampled id fit, else dropped, and so are the turns
-    after it. A line that fits is given back as it is.
+    So the first turn beyond the limit is cut if its prompt and one sampled id fit, else dropped, and so are the turns
+    after it. A line within the limit is given back as it is.
     """
     if len(line.ids) <= max_seq_len:
         return line
@@ -136,10 +136,10 @@ def _beginning(line: SampleLine, parts: Sequence[LinePart], status: TurnStatus) 
 
 
 def owners(lines: Sequence[SampleLine]) -> dict[int, int]:
-    """For each turn in `lines`, by node id, the index of the one line that trains it.
+    """For each turn in `lines`, by node id, the index of the one line to train it.
 
-    That is the line that holds most of its sampled ids, the earliest of those. Every copy is a beginning of the
-    sampled ids, so no id that is in any line goes untrained.
+    It is the line with most of its sampled ids, the earliest of those. Every copy is a beginning of the sampled ids, so
+    every id in a line is trained.
     """
     best: dict[int, tuple[int, int]] = {}
     for index, line in enumerate(lines):
@@ -150,7 +150,7 @@ def owners(lines: Sequence[SampleLine]) -> dict[int, int]:
 
 
 def leaf_descriptor(leaf: Node) -> dict[str, object]:
-    """The origin of a sample: its leaf, the path to it, and the id by which the client knows its last reply."""
+    """The origin of a sample: its leaf, the path to it, and the id of its last reply as the client knows it."""
     return {
         "node_id": leaf.id,
         "parent": _parent_id(leaf),
@@ -261,8 +261,8 @@ def strand_row(strand: StrandFacts) -> StrandRow:
 
 
 def left_out(facts: SessionFacts, lines: Sequence[SampleLine], failed: Sequence[SampleLine] = ()) -> dict[str, LeftOut]:
-    """By kind, the strands that these lines are of, and the sampled tokens in them, each counted once; those of
-    `failed` lines together, as `infra_failed`."""
+    """By kind, the strands of these lines, and the sampled tokens in them, each counted once; those of `failed` lines
+    together, as `infra_failed`."""
     told: dict[str, LeftOut] = {}
     for strand, num_tokens in _counted(facts, lines):
         _add(told, strand.kind, num_tokens)
@@ -272,7 +272,7 @@ def left_out(facts: SessionFacts, lines: Sequence[SampleLine], failed: Sequence[
 
 
 def _counted(facts: SessionFacts, lines: Sequence[SampleLine]) -> Iterator[tuple[StrandFacts, int]]:
-    """The strands that these lines are of, with the sampled tokens in them."""
+    """The strands of these lines, with the sampled tokens in them."""
     by_node, found = facts.by_node(), dict[int, set[int]]()
     for line in lines:
         found.setdefault(by_node[line.leaf.id].number, set()).update(part.node.id for part in line.parts)

@@ -1,7 +1,7 @@
-"""The samples of many sessions as one file, which programs read as they read the samples of one session. Pure.
+"""The samples of many sessions as one file, for programs that read the samples of one session. Pure.
 
-What a format wants at its beginning is known at the end: until then samples wait in files that the caller lends, and
-memory holds those of one session. `session_metadata` of the file is `{"sessions": […]}`, a row for each session.
+The beginning of a format is known only at the end: until then samples wait in files lent by the caller, and memory
+holds those of one session. `session_metadata` of the file is `{"sessions": […]}`, a row for each session.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -75,7 +75,7 @@ class OneFile:
 
 
 class _JsonList:
-    """A list in JSON that grows in a file."""
+    """A growing list in JSON, in a file."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

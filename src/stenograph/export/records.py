@@ -2,7 +2,7 @@
 
 The shapes are the miles session server's: `session_id`, `records`, `metadata`; a record has `timestamp`,
 `request_timestamp`, `method`, `path`, `status_code`, `request` as it went to the engine, `response` in the shape of
-SGLang's chat route. `records=delta` leaves out what stands in the records before: messages and ids of earlier turns.
+SGLang's chat route. `records=delta` leaves out the contents of earlier records: messages and ids of earlier turns.
 """
 
 from array import array
@@ -189,7 +189,7 @@ class SessionView(TypedDict):
 def records(line: Sequence[Node], *, delta: bool) -> Iterator[Record]:
     """The records of a line, oldest first, for `json_pieces`: a long session's are many megabytes.
 
-    `delta`: each with only what its turn added, and how much it did not. Else what an earlier record has written is
+    `delta`: each with only the additions of its turn, and how much was left out. Else the text of an earlier record is
     joined, not written again: so write each record before the next one is taken. A completion's has no messages, and
     nothing but completions follows it.
     """
@@ -221,7 +221,7 @@ def records(line: Sequence[Node], *, delta: bool) -> Iterator[Record]:
 
 
 class _GrowingList:
-    """A JSON list that is written again with more at its end: only what is new is written, the rest is at hand."""
+    """A growing JSON list, written again and again: only its new end is written, the rest is at hand."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
@@ -259,7 +259,7 @@ def _messages_text(messages: Iterable[Message]) -> Iterator[Iterator[bytes]]:
 
 
 def discarded_json(discarded: Discarded) -> DiscardedTurns:
-    """The turns that a session's commits discarded, as plain values."""
+    """The turns discarded by a session's commits, as plain values."""
     return {"turns": discarded.num_turns, "sampled_tokens": discarded.num_tokens}
 
 

@@ -1,10 +1,9 @@
 """Replay data: the arrays with which a trainer routes a sample's tokens as the engine did. Pure.
 
-Row i of a line is what the forward pass of token i reported to the turn that token i + 1 belongs to, sampled or prompt.
-So each turn gives the rows from the last token that it kept of its parent up to, not including, its own last token:
-the engine never fed that one in this turn. Rows of earlier positions, which an engine may report again, are another
-pass's, maybe of other weights. A line in which only some turns have data is refused, never padded: a trainer could not
-see the difference.
+Row i of a line comes from the forward pass of token i, as reported to the turn of token i + 1, sampled or prompt. So
+each turn gives the rows from the last token kept of its parent up to, not including, its own last token: the engine
+never fed that one in this turn. An engine may report rows of earlier positions again; they are another pass's, maybe of
+other weights. A line with data for only some turns is refused, never padded: a trainer could not see the difference.
 """
 
 from collections.abc import Sequence
@@ -20,15 +19,16 @@ from stenograph.export.lines import SampleLine, inconsistent, without_empty_end
 from stenograph.trajectory.turn import Node
 
 ReplayRows = NDArray[np.uint8 | np.uint16 | np.uint32 | np.int32]
-"""An array of one row for each token of a line but the last, of the smallest unsigned type that holds its values; int32
-where one is below 0."""
+"""An array of one row for each token of a line but the last, of the smallest unsigned type for its values; int32 where
+one is below 0."""
 
 _NONE = Replay()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayShape:
-    """A mixture-of-experts model's `layers` that route, and the `top_k` experts that each chooses for a token."""
+    """A mixture-of-experts model's number of routing `layers`, and the number `top_k` of experts chosen in each for a
+    token."""
 
     layers: int
     top_k: int
@@ -40,7 +40,7 @@ class ReplayShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TurnRows:
-    """Rows `[start, end)` of a line, which its turn `node` gives."""
+    """Rows `[start, end)` of a line, given by its turn `node`."""
 
     node: Node
     start: int
@@ -48,7 +48,7 @@ class _TurnRows:
 
     @property
     def num_reported(self) -> int:
-        """Positions that the engine fed by the end of the turn."""
+        """Positions fed by the engine up to the end of the turn."""
         return self.node.num_tokens - 1
 
 
@@ -82,7 +82,7 @@ def routed_experts(line: SampleLine, shape: ReplayShape | None) -> ReplayRows | 
 
 
 def _experts_of(turn: _TurnRows, values: Ints, shape: ReplayShape, name: str) -> ReplayRows:
-    """The turn's rows, of all that the engine reported, or of those from the row on that it was asked for."""
+    """The turn's rows, out of everything the engine reported, or of the rows from the requested one on."""
     node, width = turn.node, shape.layers * shape.top_k
     asked = (node.turn.sampled.replay or _NONE).first_row
     first = asked if values.size == (turn.num_reported - asked) * width else 0
@@ -101,7 +101,7 @@ def _experts_of(turn: _TurnRows, values: Ints, shape: ReplayShape, name: str) ->
 def indexer_topk(line: SampleLine) -> ReplayRows | None:
     """The indexer's choice for each token but the last: [T - 1, K]; None if no turn has it.
 
-    K is what the engine's data makes it. Raises SamplesInconsistent: only some turns have it, or sizes that are no
+    K follows from the engine's data. Raises SamplesInconsistent: only some turns have it, or sizes that are no
     multiples of the rows, or of rows of different lengths.
     """
     name = "indexer top-k ids"
@@ -127,7 +127,7 @@ def indexer_topk(line: SampleLine) -> ReplayRows | None:
 
 
 def _turns(line: SampleLine, payloads: Sequence[PackedInts | None], name: str) -> list[_TurnRows]:
-    """The rows that each turn gives. Raises SamplesInconsistent where one that gives any has no payload."""
+    """The rows given by each turn. Raises SamplesInconsistent where a turn gives rows and has no payload."""
     turns: list[_TurnRows] = []
     end = 0
     for part, payload in zip(line.parts, payloads, strict=True):
@@ -140,7 +140,7 @@ def _turns(line: SampleLine, payloads: Sequence[PackedInts | None], name: str) -
 
 
 def _smallest(values: Ints) -> ReplayRows:
-    """A copy in the smallest unsigned type that holds the values; in int32 where one is below 0."""
+    """A copy in the smallest unsigned type for the values; in int32 where one is below 0."""
     if not values.size:
         return values.astype(np.uint8)
     dtype = values.dtype if np.minimum.reduce(values, axis=None) < 0 else np.min_scalar_type(int(values.max()))

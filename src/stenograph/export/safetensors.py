@@ -1,10 +1,10 @@
-"""Samples as one safetensors payload, in the format that the miles session server's clients decode. Pure.
+"""Samples as one safetensors payload, in the format of the miles session server's clients. Pure.
 
-Such a client pops the tensors that it knows by name, refuses what is left over, requires every field that it knows
-under `_samples_meta`, and the names of missing tensors in the sample's `nulls`; it ignores further fields in the JSON.
-So only its tensors are tensors, and everything else stands in the JSON.
+Such a client pops its tensors by name, refuses any left over, requires all of its fields under `_samples_meta`, and the
+names of missing tensors in the sample's `nulls`; it ignores further fields in the JSON. So only its tensors are
+tensors, and everything else stands in the JSON.
 
-The library would hold the GIL for the whole payload, so that is written here; byte for byte it is the library's.
+The library would hold the GIL for the whole payload, so the payload is written here; byte for byte it is the library's.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,22 +20,22 @@ from stenograph.export.replay import ReplayRows
 from stenograph.export.samples import Sample, as_numpy, describe
 
 META = "_samples_meta"
-"""The uint8 tensor that holds the rest, as compact UTF-8 JSON."""
+"""The uint8 tensor for the rest, as compact UTF-8 JSON."""
 
 _PIECE_VALUES = 32 * 1024
-"""Numbers that are copied at once, in a tenth of a millisecond."""
+"""Numbers copied at once, in a tenth of a millisecond."""
 
 _STEP_SAMPLES = 64
 _STEP_TENSORS = 256
-"""Samples, and entries of the header, that are made at once."""
+"""Samples, and entries of the header, made at once."""
 
 FORMAT_NAMES = {"<i8": "I64", "<f8": "F64", "<u4": "U32", "<i4": "I32", "<u2": "U16", "|u1": "U8"}
-"""The types in the order in which the library writes tensors; those of one type it writes in the order of names."""
+"""The types in the library's order of tensors; those of one type it writes in the order of names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """A tensor: what the header says of it, and its bytes."""
+    """A tensor: its entry in the header, and its bytes."""
 
     name: str
     dtype: str
@@ -55,9 +55,8 @@ def to_safetensors(
 ) -> Iterator[bytes]:
     """`tokens.i` int64 [T], `loss_mask.i` uint8 [R], `rollout_log_probs.i` float64 [R] of sample i; `_samples_meta`.
 
-    Where there is something to replay, `rollout_routed_experts.i` and `rollout_indexer_topk.i` [T - 1, …] too, of the
-    type that they have.
-    In pieces of about a tenth of a millisecond; an empty one is a step of work of which nothing can be sent yet.
+    Where there is something to replay, `rollout_routed_experts.i` and `rollout_indexer_topk.i` [T - 1, …] too, in their
+    own types. In pieces of about a tenth of a millisecond; an empty one is a step of work with nothing to send yet.
     """
     tensors: list[Tensor] = []
     for index, sample in enumerate(samples):
@@ -95,7 +94,7 @@ def _headed(entries: Sequence[bytes]) -> Iterator[bytes]:
 
 
 def _entries(tensors: Sequence[Tensor]) -> Iterator[bytes]:
-    """The JSON object that says of each tensor what it is and where, in pieces."""
+    """The JSON object with the type, shape and place of each tensor, in pieces."""
     end = 0
     for start in range(0, len(tensors), _STEP_TENSORS):
         entries: dict[str, object] = {}

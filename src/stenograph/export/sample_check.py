@@ -1,4 +1,4 @@
-"""Holds the samples of a file to what a store has: ids, mask, log-probabilities, supports, weights, turns. Pure.
+"""Checks the samples of a file against a store: ids, mask, log-probabilities, supports, weights, turns. Pure.
 
 Computed from the turns themselves, not by making the samples again: an error of the export is a fault here.
 """
@@ -22,9 +22,9 @@ Values = NDArray[np.generic]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptTurns:
-    """A session as a store has it: every turn that was ever committed and the number of its row, by its node's id.
+    """A session as a store has it: every turn ever committed and the number of its row, by its node's id.
 
-    `standing` are the ids of those that no later turn replaced.
+    `standing` are the ids of the turns not replaced by a later one.
     """
 
     nodes: Mapping[int, Node]
@@ -35,7 +35,7 @@ class KeptTurns:
 
 @dataclass(slots=True, kw_only=True)
 class Trained:
-    """The turns that the samples of files train so far, by session and node id, each with the first such sample."""
+    """The turns trained so far by the samples of files, by session and node id, each with the first such sample."""
 
     by_turn: dict[tuple[str, int], str] = field(default_factory=dict[tuple[str, int], str])
     num_tokens: int = 0
@@ -43,7 +43,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """One turn of a sample, beside that of the store. Places are in the sample's tokens."""
+    """One turn of a sample, beside its turn in the store. Places are in the sample's tokens."""
 
     row: FiledTurn
     digest: str
@@ -56,9 +56,9 @@ class _Place:
 
 
 def sample_faults(sample: FiledSample, kept: KeptTurns, trained: Trained, *, name: str) -> Iterator[str]:
-    """The differences between a sample and the turns that it says it is made of; none if it is what the store holds.
+    """The differences between a sample and the turns it names; none if it agrees with the store.
 
-    `name` is the sample's, for another that trains the same turn.
+    `name` is the sample's, for the report on another sample of the same turn.
     """
     misfit = _misfit(sample)
     if misfit is not None:
@@ -88,7 +88,7 @@ def sample_faults(sample: FiledSample, kept: KeptTurns, trained: Trained, *, nam
 
 
 def _misfit(sample: FiledSample) -> str | None:
-    """The reason for which a sample cannot be laid beside turns, None if it can."""
+    """The reason a sample cannot be laid beside turns, None if it can."""
     num_tokens, num_shown = len(sample.tokens), sample.response_length
     lengths = {len(sample.loss_mask), len(sample.rollout_log_probs)}
     lengths.update(len(row) for row in (sample.raw_log_probs, sample.sampling_log_probs) if row is not None)
@@ -113,7 +113,7 @@ def _stands(parent: Node | None) -> str:
 
 
 def _length_faults(place: _Place, later: Sequence[FiledTurn], kept: KeptTurns) -> Iterator[str]:
-    """A turn is in its line whole, but for ids that the next one replaced; the last may be cut."""
+    """A turn is in its line whole, but for ids replaced by the next one; the last may be cut."""
     turn, row = place.node.turn, place.row
     num_sampled, following = len(turn.sampled.ids), kept.nodes.get(later[0].node_id) if later else None
     if following is not None:
@@ -165,7 +165,7 @@ def _ids(values: "array[int]") -> Values:
 
 
 def _differences(what: str, values: Values, first: int, start: int, wanted: Values) -> Iterator[str]:
-    """The first number of a turn that is not the wanted one, bit for bit, and how many more there are.
+    """The first number of a turn to differ from the wanted one, bit for bit, and how many more differ.
 
     `values` begin with token number `first`, and `wanted` are those from token `start` on.
     """
@@ -181,7 +181,7 @@ def _differences(what: str, values: Values, first: int, start: int, wanted: Valu
 
 
 def _support_faults(place: _Place) -> Iterator[str]:
-    """Beside each sampled token stand the ids that could be sampled, if the store has them."""
+    """Beside each sampled token stand the ids open to sampling, if the store has them."""
     kept, found = place.node.turn.sampled.support, place.row.support
     if not place.num_sampled:
         return
@@ -202,7 +202,7 @@ def _support_faults(place: _Place) -> Iterator[str]:
 
 
 def _every(support: Values | None) -> Values:
-    """A support as values that differ from those of all others."""
+    """A support as values, different from those of every other support."""
     return np.array([-1]) if support is None else support
 
 
@@ -216,7 +216,7 @@ def _weight_faults(sample: FiledSample, place: _Place) -> Iterator[str]:
 
 
 def _taken(place: _Place, trained: Trained, session_id: str, name: str) -> Iterator[str]:
-    """Note that a turn is trained. One that is trained twice counts double."""
+    """Note a turn as trained. A turn trained twice counts double."""
     if not place.is_trained:
         return
     trained.num_tokens += place.num_sampled

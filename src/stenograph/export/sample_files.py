@@ -1,6 +1,6 @@
 """A file of samples, read again: safetensors, JSON or Arrow, as `export`, `run` and `POST …/samples` write them. Pure.
 
-Reads what is needed to hold each sample to the store, and nothing else. The format is known by the file's beginning.
+Reads only the fields for checking each sample against the store. The format is known by the file's beginning.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,8 +29,8 @@ class NoSampleFile(Exception):
 
 
 class FiledTurn(msgspec.Struct, frozen=True):
-    """A row of a sample's `turns`: where the turn is, which log-probabilities it has, and beside which
-    ids its tokens were sampled (core/support.py)."""
+    """A row of a sample's `turns`: its turn's place, the kinds of its log-probabilities, and the ids open to sampling
+    beside its tokens (core/support.py)."""
 
     node_id: int
     prompt_start: int
@@ -49,7 +49,7 @@ class FiledSpan(msgspec.Struct, frozen=True):
 
 
 class FiledCustody(msgspec.Struct, frozen=True):
-    """A sample's session, the digest of each of its turns, and those that it trains."""
+    """A sample's session, the digest of each of its turns, and its trained turns."""
 
     session_id: str
     digests: list[str]
@@ -61,7 +61,7 @@ class _FiledMetadata(msgspec.Struct, frozen=True):
 
 
 class _FiledFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of a sample that every format has as JSON, and those that JSON alone has."""
+    """The fields of a sample written as JSON in every format, and those of the JSON format alone."""
 
     response_length: int
     turns: list[FiledTurn]
@@ -98,7 +98,7 @@ class FiledSample:
 class SampleFile:
     """A file's samples, in order, read one at a time. `num_samples` None: not known before they are read.
 
-    Iterating raises NoSampleFile for one that is not a sample.
+    Iterating raises NoSampleFile at an entry that is not a sample.
     """
 
     samples: Iterator[FiledSample]

@@ -1,8 +1,8 @@
 """A session's committed turns to training samples, one for each kept line. Pure. START READING HERE in this package.
 
-A sample is its line's ids as the engine saw them: the first prompt, then each turn's sampled ids, and between them what
-the next turn's prompt added. Nothing is tokenized here. Which lines, how much of them, and which sample trains a shared
-turn is decided in lines.py. Source of the names: docs/samples.md.
+A sample is its line's ids as the engine saw them: the first prompt, then each turn's sampled ids, and between them the
+additions of the next turn's prompt. Nothing is tokenized here. lines.py selects the lines, their lengths, and the
+sample to train each shared turn. Source of the names: docs/samples.md.
 """
 
 import enum
@@ -50,15 +50,15 @@ STRAND_KEYS = ("strand", "kind", "rule", "client", "agent_id", "chapter", "conti
 MISMATCH = "tito_session_mismatch"
 DISCARDED = "discarded"
 MIXED = "mixed"
-"""The `logprobs_kind` of a sample whose turns have log-probabilities of several kinds: its `turns` say which."""
+"""The `logprobs_kind` of a sample with log-probabilities of several kinds: its `turns` name the kind of each."""
 TRUNCATED_TURNS = "truncated_turns"
 _PIECE_TEXTS = 512
-"""Token texts that are made and written at once, in a millisecond."""
+"""Token texts made and written at once, in a millisecond."""
 
 SERVER_KEYS = frozenset(
     {LEAF, CUSTODY, POLICY, MISMATCH, DISCARDED, TRUNCATED_TURNS, *STRAND_KEYS, "accumulated_token_ids"}
 )
-"""Metadata that consumers believe the server on: a client's values under these names are left out."""
+"""Metadata for which consumers believe the server: a client's values under these names are left out."""
 
 
 class EmptyReason(enum.StrEnum):
@@ -69,7 +69,7 @@ class EmptyReason(enum.StrEnum):
     ALL_TRUNCATED = "all_truncated"
     """In no line does a first prompt and one sampled token fit into `max_seq_len`."""
     LEFT_OUT = "left_out"
-    """Every strand is of a kind that was not asked for. Ours: that server knows no strands."""
+    """Every strand is of a kind not asked for. Ours: that server knows no strands."""
     INFRA_FAILED = "infra_failed"
     """The rollout failed by infrastructure, and such were not asked for. Ours too."""
 
@@ -82,7 +82,7 @@ class PrefixCacheInfo(TypedDict):
 
 
 class SampleFacts(TypedDict):
-    """The fields of a sample that are not numbers per token."""
+    """The fields of a sample beside its numbers per token."""
 
     response: str
     status: TurnStatus
@@ -113,17 +113,17 @@ class JsonSample(SampleFacts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One training row. T tokens, of which the last R = `response_length` come after the first prompt.
+    """One training row. T tokens; the last R = `response_length` come after the first prompt.
 
-    `tokens` [T] int32. `loss_mask` [R] bytes: 1 on the sampled tokens that this sample trains. `rollout_log_probs` [R]
-    float64, nats: the tempered logprob where the mask is 1, 0.0 elsewhere; `logprobs_kind` says what it is instead,
-    None where it is that, `MIXED` where the turns differ. `raw_log_probs` and `sampling_log_probs` [R], the same under
-    the distributions of those names, or None where one of the turns has none. `response` is the last R tokens as text.
-    `weight_versions`: of each turn whose version is known, the oldest that sampled in it, or may have. `weight_spans`:
-    spans over `tokens`, in order; every sampled token in a span was sampled by its version; prompt tokens between them
-    take no part. `turns` has a row for each turn. `routed_experts` [T - 1, layers, top_k] and `indexer_topk` [T - 1, K]
-    are what export/replay.py makes, or None. `num_prompt_tokens` and `num_cached_tokens` are sums over the turns, as
-    the engine counted them. `outcome` is the session's, None if nobody has said it.
+    `tokens` [T] int32. `loss_mask` [R] bytes: 1 on the sampled tokens trained by this sample. `rollout_log_probs` [R]
+    float64, nats: the tempered logprob where the mask is 1, 0.0 elsewhere; `logprobs_kind` names another kind in its
+    place, None for the tempered one, `MIXED` where the turns differ. `raw_log_probs` and `sampling_log_probs` [R], the
+    same under the distributions of those names, or None where one of the turns has none. `response` is the last R
+    tokens as text. `weight_versions`: of each turn with a known version, the oldest that sampled in it, or may have.
+    `weight_spans`: spans over `tokens`, in order; every sampled token in a span was sampled by its version; prompt
+    tokens between them take no part. `turns` has a row for each turn. `routed_experts` [T - 1, layers, top_k] and
+    `indexer_topk` [T - 1, K] are made by export/replay.py, or None. `num_prompt_tokens` and `num_cached_tokens` are
+    sums over the turns, as the engine counted them. `outcome` is the session's, None if nobody has set it.
     """
 
     tokens: "array[int]"
@@ -159,8 +159,8 @@ class Sample:
 class SampleSet:
     """The samples of a session, oldest leaf first; `empty_reason` is set where there is none, and only there.
 
-    `num_trained` counts, by node id, the sampled tokens of each turn that a sample trains, its first ones. `left_out`
-    are the kept lines of the kinds that were not asked for, `failed` those of a rollout that failed by infrastructure.
+    `num_trained` counts, by node id, the trained tokens of each turn, its first sampled ones. `left_out` are the kept
+    lines of kinds not asked for, `failed` those of a rollout that failed by infrastructure.
     """
 
     samples: tuple[Sample, ...]
@@ -193,11 +193,11 @@ def make_samples(
 
     May run on a worker, on a snapshot of `History.nodes`. `max_trim_tokens` is the renderer's. `metadata` goes into
     every sample, with the server's own keys on top: `mismatches` is the drift of each leaf's line by node id, as plain
-    values, as far as it was computed; `discarded` counts what the session's commits discarded. `session` tells each
-    line's strand; only strands of `kinds` become samples. With `max_seq_len` a line ends with its last sampled token
-    that fits, and one without any gives no sample. Without `include_failed` a rollout whose outcome is `infra_failed`
-    gives none. `required` are log-probabilities that every trained token must have.
-    Raises SamplesInconsistent: a line cannot be accounted for token by token, or lacks the required ones.
+    values, as far as it was computed; `discarded` counts the turns discarded by the session's commits. `session` gives
+    each line's strand; only strands of `kinds` become samples. With `max_seq_len` a line ends with its last sampled
+    token within that length, and one without any gives no sample. Without `include_failed` a rollout with the outcome
+    `infra_failed` gives none. Every trained token must have the log-probabilities in `required`. Raises
+    SamplesInconsistent: a line cannot be accounted for token by token, or lacks the required ones.
     """
     if not nodes:
         return SampleSet(samples=(), empty_reason=EmptyReason.NO_RECORDS)
@@ -254,7 +254,7 @@ def _servers_own(
     mismatches: Mapping[int, Sequence[object]] | None,
     discarded: Mapping[str, object] | None,
 ) -> dict[str, object]:
-    """The metadata of a sample that no client can set."""
+    """The server's own metadata of a sample; no client can set it."""
     num_truncated = sum(part.node.turn.status is TurnStatus.TRUNCATED for part in line.parts)
     ours: dict[str, object] = {LEAF: leaf_descriptor(line.leaf), TRUNCATED_TURNS: num_truncated}
     if policies := {part.node.turn.policy for part in line.parts if part.node.turn.policy}:
@@ -272,7 +272,7 @@ def _servers_own(
 
 
 def _num_trained(lines: Sequence[SampleLine], owner: Mapping[int, int]) -> dict[int, int]:
-    """Trained tokens of each turn, by node id; `owner` is the index of the line that trains it."""
+    """Trained tokens of each turn, by node id; `owner` is the index of the line to train it."""
     held = ((index, part) for index, line in enumerate(lines) for part in line.parts)
     return {part.node.id: part.num_sampled for index, part in held if owner[part.node.id] == index}
 
@@ -312,7 +312,7 @@ def to_json(sample: Sample, *, token_text: Callable[[int], str] | None = None, w
 
 
 def describe(sample: Sample) -> SampleFacts:
-    """The fields of a sample that are not numbers per token."""
+    """The fields of a sample beside its numbers per token."""
     facts: SampleFacts = {
         "response": sample.response,
         "status": sample.status,
@@ -404,7 +404,7 @@ def _all_of(
 
 
 def _replayed(rows: ReplayRows | None, compat: Compat | None) -> ReplayRows | None:
-    """The rows in the type that the session's contract names: miles' decoder takes int32 alone."""
+    """The rows in the type of the session's contract: miles' decoder takes int32 alone."""
     return rows if rows is None or compat is not Compat.MILES else rows.astype(np.int32)
 
 
@@ -418,7 +418,7 @@ def _zeros(num: int) -> "array[float]":
 
 
 def _placed(spans: Sequence[WeightSpan], start: int, end: int) -> list[WeightSpan]:
-    """A turn's spans over the line's ids, of which `[start, end)` are the turn's."""
+    """A turn's spans over the line's ids; `[start, end)` are the turn's."""
     placed = (
         WeightSpan(version=span.version, start=start + span.start, end=min(start + span.end, end)) for span in spans
     )

@@ -28,7 +28,7 @@ class JsonSamples(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleWishes:
-    """The samples that are wanted: of which kinds of strands, how long at most, with which metadata beside a session's.
+    """The wanted samples: the kinds of strands, the longest length, and the metadata beside a session's.
 
     `required`: each trained token must have a log-probability of that kind.
     """

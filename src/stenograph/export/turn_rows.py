@@ -1,6 +1,6 @@
-"""The turns of a sample as its trainer needs them: where each stands, and how it was sampled. Pure.
+"""The turns of a sample as its trainer needs them: each one's place, and how it was sampled. Pure.
 
-What a row leaves out was not asked for, and had no effect. Numbers per token are made in samples.py.
+Anything missing from a row was not asked for, and had no effect. Numbers per token are made in samples.py.
 """
 
 from array import array
@@ -101,8 +101,8 @@ def turn_rows(parts: Sequence[LinePart], kinds: Sequence[LogprobsKind]) -> list[
 
 
 def kinds_of_turns(known: Sequence[Logprobs], is_trained: Sequence[bool]) -> list[LogprobsKind]:
-    """The kind that a sample shows of each turn's `known` log-probabilities: one that all trained turns have, the first
-    of `BY_PREFERENCE`; else the first that the turn has."""
+    """The kind that a sample shows of each turn's `known` log-probabilities: one common to all trained turns, the first
+    of `BY_PREFERENCE`; else the turn's first."""
     common = set(LogprobsKind)
     for of_turn in compress(known, is_trained):
         common.intersection_update(of_turn)
@@ -111,7 +111,7 @@ def kinds_of_turns(known: Sequence[Logprobs], is_trained: Sequence[bool]) -> lis
 
 
 def check_kind(parts: Sequence[LinePart], required: LogprobsKind) -> None:
-    """Raise SamplesInconsistent for a part whose log-probabilities of this kind are not known."""
+    """Raise SamplesInconsistent for a part without known log-probabilities of this kind."""
     for part in parts:
         turn = part.node.turn
         if required not in known_logprobs(turn.sampled, turn.params):
@@ -123,8 +123,8 @@ def check_kind(parts: Sequence[LinePart], required: LogprobsKind) -> None:
 
 
 def sampling_mask(tokens: "array[int]", num_given: int, rows: Sequence[TurnRow]) -> Iterator[NDArray[np.int64] | None]:
-    """For each of `tokens[num_given:]` the ids that could be sampled, ascending; None for a token of a prompt, and
-    where every id could be, or it is not known."""
+    """For each of `tokens[num_given:]` the ids open to sampling, ascending; None for a token of a prompt, and where
+    every id could be sampled, or it is not known."""
     at = num_given
     for row in rows:
         if "support" in row:
@@ -135,13 +135,13 @@ def sampling_mask(tokens: "array[int]", num_given: int, rows: Sequence[TurnRow])
 
 
 def _support_of(part: LinePart, whole: bytes) -> bytes:
-    """The supports of the tokens of a turn that are in the line; `whole` are those of the turn."""
+    """The supports of a turn's tokens in the line; `whole` are those of the turn."""
     is_whole = part.num_sampled == len(part.node.turn.sampled.ids)
     return whole if is_whole else first_supports(whole, part.num_sampled)
 
 
 def _add_asked(row: TurnRow, params: SamplingParams) -> None:
-    """Add the parameters that changed the distribution."""
+    """Add the parameters with an effect on the distribution."""
     if params.top_p < 1.0:
         row["top_p"] = params.top_p
     if params.top_k:

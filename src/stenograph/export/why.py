@@ -1,7 +1,7 @@
-"""The findings of a session: why its samples are not what a person expected, in plain sentences, the worst first. Pure.
+"""The findings of a session: the reasons for unexpected samples, in plain sentences, the worst first. Pure.
 
-Reads what the session keeps (turns, strands, drift, ledger, outcome) and judges nothing that these do not say. It
-knows no sample and no route; work for the CPU pool.
+Reads the session's own facts (turns, strands, drift, ledger, outcome) and judges nothing beyond them. It knows no
+sample and no route; work for the CPU pool.
 """
 
 import enum
@@ -22,21 +22,21 @@ from stenograph.trajectory.strand_facts import SessionFacts, StrandFacts
 from stenograph.trajectory.turn import Node, TurnStatus
 
 MAX_LISTED = 32
-"""Number of turns, and of requests, that a finding names."""
+"""Number of turns, and of requests, listed in a finding."""
 
 _MAX_SEEN_CHARS = 80
 
 _CALL_MARKS = ("<tool_call", "<|tool_call", "[TOOL_CALLS]", "<function=", "<function_call", "<|python_tag|>", "<｜tool")
-"""The beginnings of calls in many formats; a reply that has one, and no call, may have been read by a wrong one."""
+"""The beginnings of calls in many formats; a reply with one, and no call, may have been read by a wrong one."""
 
 
 class Gravity(enum.StrEnum):
     """The weight of a finding for the samples."""
 
     WRONG = "wrong"
-    """Something is trained that was likely not meant."""
+    """Something is trained, and likely was not meant to be."""
     LOST = "lost"
-    """Something that was sampled or asked for is in no sample."""
+    """Something sampled or asked for is in no sample."""
     NOTE = "note"
     """As it should be, and good to know."""
 
@@ -191,7 +191,7 @@ def _of_session(evidence: Evidence) -> Iterator[SampleFinding]:
 
 
 def _of_requests(evidence: Evidence) -> Iterator[SampleFinding]:
-    """The requests that made no turn."""
+    """The requests without a turn."""
     refused: dict[tuple[str, int], list[LedgerEntry]] = {}
     for row in evidence.requests:
         if row["error"] is not None:
@@ -208,7 +208,7 @@ def _of_requests(evidence: Evidence) -> Iterator[SampleFinding]:
 
 
 def _of_drift(evidence: Evidence) -> Iterator[SampleFinding]:
-    """Lines that the template would write otherwise."""
+    """Lines written otherwise by the template."""
     by_node = evidence.facts.by_node()
     for leaf_id, report in evidence.reports.items():
         strand = by_node[leaf_id]
@@ -260,7 +260,7 @@ def _drift_place(leaf_id: int, drift: Drift) -> str:
 
 
 def _of_strands(evidence: Evidence) -> Iterator[SampleFinding]:
-    """Strands that are of no work, that go on with another, and that several weights sampled."""
+    """Strands of no work, continuations of another strand, and strands sampled by several weights."""
     side = [strand for strand in evidence.facts.strands if strand.nodes and strand.kind not in TRAINED_KINDS]
     if side:
         kinds = ", ".join(f"{num} {kind}" for kind, num in Counter(str(strand.kind) for strand in side).items())
@@ -293,7 +293,7 @@ def _of_strands(evidence: Evidence) -> Iterator[SampleFinding]:
 
 
 def _of_turns(evidence: Evidence) -> Iterator[SampleFinding]:
-    """The turns, by what they show, told once for a strand."""
+    """Findings about the turns themselves, each reported once for a strand."""
     for strand in evidence.facts.strands:
         for kind, gravity, is_so, tell in _TURN_LOOKS:
             nodes = [node for node in strand.nodes if is_so(strand, node)]
@@ -396,7 +396,7 @@ _TURN_LOOKS: Sequence[tuple[FindingKind, Gravity, _Look, _Tell]] = (
     (FindingKind.FORCED_TOKENS, Gravity.NOTE, lambda _, node: _num_forced(node) > 0, _tell_forced_tokens),
     (FindingKind.REWRITES, Gravity.NOTE, lambda _, node: bool(node.turn.rewrites), _tell_rewrites),
 )
-"""For each kind of turn: how grave it is, whether a turn is of it, and the sentence for those of a strand that are."""
+"""For each kind of turn: how grave it is, the test for it, and the sentence for a strand's turns of this kind."""
 
 _LOOKS: Sequence[Callable[[Evidence], Iterator[SampleFinding]]] = (
     _of_session,
