@@ -1,7 +1,7 @@
-"""The form of a request that is matched and rendered, and the rules that bring it there: those that drop and pin. Pure.
+"""The form of a request for matching and rendering, and the rules for it: drop and pin. Pure.
 
-Owns the order of rewrites, and where a rule looks. `drop` cuts a block of the system text that is addressed to a
-vendor's server. `pin` (pins.py) makes openings one that differ only where a rule says. Knows no file of rules and no
+Owns the order of rewrites, and where a rule looks. `drop` cuts a block of the system text addressed to a vendor's
+server. `pin` (pins.py) makes openings one if they differ only where a rule says so. Knows no file of rules and no
 session.
 """
 
@@ -21,7 +21,7 @@ from stenograph.trajectory.late_system import with_reminders
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropRule:
-    """Cuts each of the first `num_blocks` blocks of the system text that `block` matches at its beginning."""
+    """Cuts each of the first `num_blocks` blocks of the system text if `block` matches at its beginning."""
 
     name: str
     block: re.Pattern[str]
@@ -29,10 +29,10 @@ class DropRule:
 
 
 class PinPlace(enum.StrEnum):
-    """The parts of an opening that a pin may look at."""
+    """The parts of an opening where a pin may look."""
 
     SYSTEM = "system"
-    """The messages before the first one that is neither a system's nor a developer's."""
+    """The system's and developer's messages before the first other message."""
     FIRST_USER = "first_user"
     TOOL_TEXT = "tool_text"
     """The descriptions of tools, never their names or schemas."""
@@ -40,7 +40,7 @@ class PinPlace(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinRule:
-    """Openings are one that differ only in what `pattern` matches in a text at `place` that `begins` so.
+    """Openings are one if they differ only in matches of `pattern` in a text at `place` that `begins` so.
 
     Of tools' descriptions the whole text may differ: there is no pattern then.
     """
@@ -53,14 +53,14 @@ class PinRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Canonical:
-    """The rules that a session's requests are under."""
+    """The rules for a session's requests."""
 
     drops: tuple[DropRule, ...] = ()
     pins: tuple[PinRule, ...] = ()
 
 
 def rewritten(request: ChatRequest, drops: Sequence[DropRule], unshown: Set[Role]) -> ChatRequest:
-    """The request without the blocks that a rule drops, and with late messages of `unshown` roles as reminders.
+    """The request without the blocks dropped by a rule, and with late messages of `unshown` roles as reminders.
 
     Changes nothing of one without blocks where no role is unshown.
     """
@@ -72,7 +72,7 @@ def rewritten(request: ChatRequest, drops: Sequence[DropRule], unshown: Set[Role
 
 
 def _without_dropped(request: ChatRequest, blocks: SystemBlocks, drops: Sequence[DropRule]) -> ChatRequest:
-    """The request without blocks of its system text. What it was known to begin with lacks them already."""
+    """The request without blocks of its system text. Its known beginning lacks them already."""
     kept: list[str] = []
     rewrites: list[AppliedRewrite] = []
     for index, text in enumerate(blocks.texts):

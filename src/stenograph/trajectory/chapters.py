@@ -1,4 +1,4 @@
-"""Chapters: conversations that go on with another's work after their client rewrote its history. Pure."""
+"""Chapters: conversations continuing another's work after their client rewrote its history. Pure."""
 
 from collections.abc import Collection, Sequence
 from itertools import takewhile
@@ -7,13 +7,13 @@ from stenograph.core.messages import Message, Role
 from stenograph.trajectory.turn import Node, PromptContext
 
 LEAST_CHARS = 64
-"""Length from which a reply's text says whose it is: a shorter one may be anybody's."""
+"""Length from which a reply's text identifies its line: a shorter one may be anybody's."""
 
 
 def earlier_line(
     messages: Sequence[Message], lines: Sequence[Sequence[Node]], replies_of: Collection[str] = ()
 ) -> int | None:
-    """The index of the first line that generated one of the replies in `messages`; None if none of them did.
+    """The index of the first line with one of the replies in `messages`; None if no line generated one.
 
     A reply is known again by the ids of its calls, or by a text of at least 64 characters; or the client says that it
     holds the `replies_of` requests with these ids.
@@ -40,7 +40,7 @@ def has_frame_of(line: Sequence[Node], messages: Sequence[Message], context: Pro
 
 
 def _system(messages: Sequence[Message]) -> list[str]:
-    """The system texts that a conversation begins with. Later ones are of its turns."""
+    """The system texts at the beginning of a conversation. Later ones are of its turns."""
     return [_text(message) for message in takewhile(_instructs, messages)]
 
 

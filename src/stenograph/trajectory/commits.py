@@ -1,10 +1,10 @@
-"""The additions of one commit to a session, as values: what a store writes, and what a session is read back from. Pure.
+"""The additions of one commit to a session, as values for a store to write and to read a session back from. Pure.
 
-A session begins with a `SessionOpened` and goes on with `SessionCommit`s: each is what one request added, with all of
-its turns. Between them stand outcomes (core/outcome.py), of which the last one holds. Their order is that of the
-commits; applied in that order to an empty session they make the session again. Knows neither the bytes that a store
-writes (store/codec) nor how a session is run. Those of which a session has many are structs, which take a tenth of a
-dataclass's time to make: all of them are made again when a session is read.
+A session begins with a `SessionOpened` and goes on with `SessionCommit`s: each has the additions of one request, with
+all of its turns. Between them stand outcomes (core/outcome.py); the last one holds. They have the order of the commits;
+applied in this order to an empty session they make the session again. Knows neither the bytes in a store (store/codec)
+nor how a session is run. Where a session has many of a class, it is a struct, made in a tenth of a dataclass's time:
+all of them are made again when a session is read.
 """
 
 from collections.abc import Mapping
@@ -25,9 +25,9 @@ from stenograph.trajectory.turn import CommittedTurn, Node
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelMark:
-    """The tokenizer and the chat template that a session's ids were made with: a name for people, a digest to compare.
+    """The tokenizer and the chat template of a session's ids: a name for people, a digest to compare.
 
-    An empty digest is of a model that is not known.
+    An empty digest is of an unknown model.
     """
 
     name: str = ""
@@ -35,10 +35,10 @@ class ModelMark:
 
 
 class RequestMark(Struct, frozen=True, kw_only=True, gc=False):
-    """The part of a request that is kept, so that another is known to repeat it: the print of its body, not the body.
+    """The part of a request kept to recognize another as its repetition: the print of its body, not the body.
 
     `body_print` is XXH3 of 128 bits of its `num_body_bytes`. `order` counts the session's requests as they were begun,
-    `num_begun` how many had been by the time of the commit. `budget` is what was left before anything was sampled.
+    `num_begun` those begun by the time of the commit. `budget` is the budget left before anything was sampled.
     """
 
     route: str
@@ -54,7 +54,7 @@ class RequestMark(Struct, frozen=True, kw_only=True, gc=False):
 class SessionOpened:
     """A session as it was opened: its options by value, the matcher by its name. `created_at`: seconds of the epoch.
 
-    `request` is what another one is known by to ask for it again; None if it had no key.
+    `request` serves to recognize a repetition of the opening request; None if it had no key.
     """
 
     session_id: SessionId
@@ -78,8 +78,8 @@ class SessionOpened:
 
 
 class StrandOpened(Struct, frozen=True, kw_only=True, gc=False):
-    """A strand that a turn opens: its key, None if no request can have it, and the numbers of the strand that it
-    continues and of the one that it is a fork of."""
+    """A strand opened by a turn: its key, None if no request can have it, and the numbers of the strand it continues
+    and of the one it is a fork of."""
 
     key: bytes | None = None
     agent_id: str = ""
@@ -88,9 +88,9 @@ class StrandOpened(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class PlacedTurn(Struct, frozen=True, kw_only=True, gc=False):
-    """A turn and its place: after `parent`, in the strand of that number, or in one that it opens.
+    """A turn and its place: after `parent`, in the strand of this number, or in one opened by the turn.
 
-    Where a session has but one strand, every turn says how that was opened, and the first to come opened it.
+    Where a session has but one strand, every turn says how it was opened, and the first to come opened it.
     """
 
     turn: CommittedTurn
@@ -103,8 +103,8 @@ class LedgerRow(Struct, frozen=True, kw_only=True, gc=False):
     """A request of a session. Times are in seconds by the caller's clock; `ended_s` None: it is still running.
 
     `client` is the user agent. `strand` and `turn` (its node's id) are None if it made no turn. `overlaps` are the
-    numbers of requests that ran with it, the first 16. `status` is that of the HTTP answer, None if none was sent;
-    `error` is the code of an error. `rewrites` are the names of the rewrites that were applied, the first 16.
+    numbers of the requests running beside it, the first 16. `status` is the HTTP answer's, None if none was sent;
+    `error` is the code of an error. `rewrites` are the names of the applied rewrites, the first 16.
     """
 
     number: int
@@ -126,10 +126,10 @@ class LedgerRow(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class SessionCommit(Struct, frozen=True, kw_only=True, gc=False):
-    """The turns that one request added. `reply_id` is by which the client knows its reply; None: that of the one turn.
+    """The turns added by one request. The client knows its reply by `reply_id`; None: by the id of the one turn.
 
-    `label` is what rules say of it. `request` None: no other can be known to repeat it. `ledger` has the rows of the
-    requests that ended since the commit before, and this one's.
+    `label` comes from rules. `request` None: no other can be known to repeat it. `ledger` has the rows of the requests
+    ended since the commit before, and this one's.
     """
 
     turns: tuple[PlacedTurn, ...]

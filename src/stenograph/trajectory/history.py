@@ -1,6 +1,6 @@
-"""The histories of a session: where a request attaches, what may follow, and the history that has exactly one line.
+"""The histories of a session: where a request attaches, which turns may follow, and the history with exactly one line.
 
-A turn's prompt is the ids of its parent, untouched (but for a stop token that the next opener replaces), plus its
+A turn's prompt is the ids of its parent, untouched (but for a stop token replaced by the next opener), plus its
 `new_prompt_ids`. Rules: docs/http-api.md. The history with many lines is tree.py. Pure.
 """
 
@@ -25,9 +25,9 @@ from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext, TurnS
 class Attachment(Struct, frozen=True, kw_only=True, gc=False):
     """Place where a request attaches: after `parent` (None: as a root), with messages not yet in its line.
 
-    `revision` is the history's when the position was taken; where only one turn may run, a commit checks that it holds.
-    `has_other_reply`: a turn would be replaced by what is no other try of it. `adds_nothing`: the request ends with
-    `parent`'s reply, and leaves nothing to answer.
+    `revision` is the history's when the position was taken; where only one turn may run, a commit checks it.
+    `has_other_reply`: the request would replace a turn, and is no other try of it. `adds_nothing`: the request ends
+    with `parent`'s reply, and leaves nothing to answer.
     """
 
     parent: Node | None
@@ -39,7 +39,7 @@ class Attachment(Struct, frozen=True, kw_only=True, gc=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discarded:
-    """Turns that commits took out of a history, and the sampled tokens in them."""
+    """Turns removed from a history by commits, and the sampled tokens in them."""
 
     num_turns: int = 0
     num_tokens: int = 0
@@ -60,20 +60,20 @@ class History(Protocol):
 
     @property
     def latest(self) -> Node | None:
-        """The turn that was committed last."""
+        """The latest committed turn."""
         ...
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all turns, those that several lines share once."""
+        """Tokens of all turns; those shared by several lines count once."""
         ...
 
     def as_it_is(self) -> "History":
-        """One with the same turns, to which nothing that is committed from now on comes."""
+        """The same turns, for a worker to read while turns are committed here."""
         ...
 
     def after(self, parent: Node | None, messages: Sequence[Message]) -> Attachment | None:
-        """The place of a turn that is known to come after `parent`, with these messages; None if that is no place."""
+        """The place of a turn known to come after `parent`, with these messages; None if there is no such place."""
         ...
 
     def position(self, messages: Sequence[Message], context: PromptContext) -> Attachment:
@@ -81,34 +81,34 @@ class History(Protocol):
         ...
 
     def position_after(self, node: Node, messages: Sequence[Message], context: PromptContext) -> Attachment | None:
-        """The same for a request that is known to begin with the messages of `node`'s request. None: ask `position`.
+        """The same for a request known to begin with the messages of `node`'s request. None: ask `position`.
 
         Raises HistoryMismatch or TruncatedGeneration.
         """
         ...
 
     def position_ids(self, ids: "array[int]") -> Attachment:
-        """Find where a prompt attaches that was given as ids: after a turn whose line's ids it begins with.
+        """Find where a prompt given as ids attaches: after a turn, if it begins with the ids of the turn's line.
 
-        A turn that sampled nothing is no such place. Raises HistoryMismatch or TruncatedGeneration.
+        A turn without sampled tokens is no such place. Raises HistoryMismatch or TruncatedGeneration.
         """
         ...
 
     def num_tokens_before(self, attachment: Attachment) -> int:
-        """Tokens of all turns that will stay if a turn is committed there."""
+        """Tokens of all turns kept by a commit there."""
         ...
 
     def replaced_by(self, attachment: Attachment) -> Sequence[Node]:
-        """The turns that a commit there discards, oldest first."""
+        """The turns discarded by a commit there, oldest first."""
         ...
 
     def commit(self, attachment: Attachment, turn: CommittedTurn) -> Node:
-        """Keep a turn where it was positioned. Raises SessionInvariant if that place is no more."""
+        """Keep a turn where it was positioned. Raises SessionInvariant if the place is gone."""
         ...
 
 
 def continues(node: Node, messages: Sequence[Message], context: PromptContext, matcher: Matcher) -> bool:
-    """Whether the request goes on after `node`, given that it does so after the node's parent."""
+    """Whether the request goes on after `node`, if it does so after the node's parent."""
     stored = (*node.turn.messages, node.turn.reply.message)
     start = node.num_messages - len(stored)
     return (
@@ -122,7 +122,7 @@ def continues(node: Node, messages: Sequence[Message], context: PromptContext, m
 
 
 def answers(node: Node, messages: Sequence[Message], context: PromptContext, matcher: Matcher) -> bool:
-    """Whether a request that begins with the messages of `node`'s request goes on with its reply."""
+    """Whether a request goes on with `node`'s reply, if it begins with the messages of `node`'s request."""
     return (
         node.num_messages <= len(messages)
         and node.turn.context.is_same(context)
@@ -131,9 +131,9 @@ def answers(node: Node, messages: Sequence[Message], context: PromptContext, mat
 
 
 def has_other_reply(node: Node, messages: Sequence[Message], context: PromptContext, matcher: Matcher) -> bool:
-    """Whether a request that goes on after `node`'s parent, and not after the node, is no other try of the node's turn:
-    it has another message in the reply's place, or parts from the turn earlier and has a reply after that. A retry,
-    and another try, also in other words, end before the reply."""
+    """Whether a request after `node`'s parent, and not after the node, is no other try of the node's turn: it has
+    another message in the reply's place, or parts from the turn earlier and has a later reply. A retry, and another
+    try, also in other words, end before the reply."""
     stored = (*node.turn.messages, node.turn.reply.message)
     given = messages[node.num_messages - len(stored) :]
     pairs = enumerate(zip(stored, given, strict=False))
@@ -154,8 +154,8 @@ def attached(
     compat: Compat | None = None,
     has_other_reply: bool = False,
 ) -> Attachment:
-    """The place of a chat after `parent`, with whose line it begins. `compat` MILES samples another reply where nothing
-    is added.
+    """The place of a chat after `parent`; the chat begins with its line. `compat` MILES samples another reply where
+    nothing is added.
 
     Raises TruncatedGeneration if the parent's reply is not whole and nothing may follow it.
     """
@@ -189,7 +189,7 @@ def _check_whole(turn: CommittedTurn, after_length: AfterLength, *, blame: Blame
 
 
 def num_common(ids: "array[int]", start: int, segment: "array[int]") -> int:
-    """Number of ids of `segment` that stand in `ids` from `start` on, before the first that differs."""
+    """Number of ids of `segment` found in `ids` from `start` on, before the first difference."""
     found = ids[start : start + len(segment)]
     if found == segment:
         return len(segment)
@@ -206,13 +206,13 @@ def begins_with_line(ids: "array[int]", node: Node) -> bool:
 
 
 def is_continued(node: Node, ids: "array[int]") -> bool:
-    """Whether a prompt given as ids goes on after `node`. After a turn that sampled nothing none does: it asks for that
-    turn again."""
+    """Whether a prompt given as ids goes on after `node`. None goes on after a turn without sampled tokens: it asks for
+    this turn again."""
     return bool(node.turn.sampled.ids) and begins_with_line(ids, node)
 
 
 def check_ids_extension(parent: Node | None, ids: "array[int]", after_length: AfterLength) -> None:
-    """Check that a turn whose prompt is ids can follow `parent`. Raises HistoryMismatch where nothing is added, and
+    """Check that a turn with ids as its prompt can follow `parent`. Raises HistoryMismatch where nothing is added, and
     TruncatedGeneration as `attached`."""
     if parent is None:
         return
@@ -228,7 +228,7 @@ def check_ids_extension(parent: Node | None, ids: "array[int]", after_length: Af
 class LinearHistory:
     """A history with exactly one line. A request extends it, or replaces its last turn, or is refused.
 
-    `ids` number the commits of a session, which may have several histories.
+    `ids` number the commits of a session, over all of its histories.
     """
 
     def __init__(
@@ -256,14 +256,14 @@ class LinearHistory:
         return self._nodes
 
     def as_it_is(self) -> "LinearHistory":
-        """A copy, which a worker may read while turns are committed here."""
+        """A copy, for a worker to read while turns are committed here."""
         copy = LinearHistory(self._matcher, after_length=self._after_length, ids=self._ids, compat=self._compat)
         copy._nodes, copy._revision = list(self._nodes), self._revision
         copy.latest, copy.num_tokens = self.latest, self.num_tokens
         return copy
 
     def after(self, parent: Node | None, messages: Sequence[Message]) -> Attachment | None:
-        """The place of a turn that is known to come after `parent`; None if that is not on the line."""
+        """The place of a turn known to come after `parent`; None if `parent` is not on the line."""
         if parent is not None and (parent.depth > len(self._nodes) or self._nodes[parent.depth - 1] is not parent):
             return None
         return Attachment(parent=parent, new_messages=tuple(messages), revision=self._revision)
@@ -292,7 +292,7 @@ class LinearHistory:
         )
 
     def position_after(self, node: Node, messages: Sequence[Message], context: PromptContext) -> Attachment | None:
-        """The place of a request that begins with the messages of `node`'s request; None unless that is after it."""
+        """The place of a request beginning with the messages of `node`'s request; None unless it is after `node`."""
         if node is not self.latest or not answers(node, messages, context, self._matcher):
             return None
         return attached(node, messages, revision=self._revision, after_length=self._after_length, compat=self._compat)
@@ -324,7 +324,7 @@ class LinearHistory:
         return tuple(self._nodes[0 if attachment.parent is None else attachment.parent.depth :])
 
     def commit(self, attachment: Attachment, turn: CommittedTurn) -> Node:
-        """Append `turn` at `attachment`, discarding the turn that it replaces, in one step.
+        """Append `turn` at `attachment`, discarding the replaced turn, in one step.
 
         Raises SessionInvariant if the history moved since the position was taken; nothing is changed then.
         """

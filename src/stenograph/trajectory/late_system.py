@@ -1,8 +1,8 @@
-"""Late system messages, for a model whose template has no frame for them: they become text of their neighbours. Pure.
+"""Late system messages, for a template without a frame for them: they become text of their neighbours. Pure.
 
-Owns where such a text goes, and what is recorded of it. Knows no session, no dialect and no template: which roles
-have to be rewritten is the renderer's to say. The law: what stands before a reply becomes the same, whatever follows
-that reply. So a message goes back to what it follows, or forward as far as the next message, never over a reply.
+Owns the place of such a text, and the record of it. Knows no session, no dialect and no template: the renderer names
+the roles to rewrite. The law: the messages before a reply become the same, whatever follows the reply. So a message
+goes back to the one before it, or forward as far as the next message, never over a reply.
 """
 
 from collections.abc import Set
@@ -26,10 +26,10 @@ _role = attrgetter("role")
 def with_reminders(request: ChatRequest, unshown: Set[Role]) -> ChatRequest:
     """The request with each late message of the `unshown` roles as a reminder in another message.
 
-    A message is late if one that is neither a system's nor a developer's comes before it. The reminder is appended to
-    the user's message or the tool's result right before it. After a reply it goes in front of the next user's message
-    or behind the next result, if that is the next message, else it is a user's message of its own. What the request is
-    known to begin with has been rewritten already, and is not looked at.
+    A message is late after any message but a system's or a developer's. The reminder is appended to the user's message
+    or the tool's result right before it. After a reply it goes in front of the next message if this is a user's, or
+    behind it if this is a result; else it is a user's message of its own. The known beginning of the request has been
+    rewritten already, and is not looked at.
     """
     messages, known = request.messages, request.known
     start = 0 if known is None else len(known.messages)
@@ -53,9 +53,9 @@ class _Conversation:
         self._gaps = list(request.gaps)
         self._place = start + len(request.gaps)
         self._texts: list[str] = []
-        """The texts that the last message is joined of, if more than its own."""
+        """The texts joined into the last message, if more than its own."""
         self._held: list[str] = []
-        """Reminders that wait for the message after a reply."""
+        """Reminders waiting for the message after a reply."""
         self._rewrites: list[AppliedRewrite] = []
 
     def read(self, message: Message, *, is_late: bool) -> None:
@@ -109,13 +109,13 @@ class _Conversation:
         self._messages.append(message)
 
     def _close(self) -> None:
-        """Write the texts that have been joined into the last message."""
+        """Write the joined texts into the last message."""
         if self._texts:
             self._messages[-1] = replace(self._messages[-1], content=_BETWEEN.join(self._texts))
             self._texts = []
 
     def _let_go(self) -> None:
-        """Make a user's message of the reminders that wait."""
+        """Make a user's message of the waiting reminders."""
         if self._held:
             self._messages.append(Message(role=Role.USER, content=_BETWEEN.join(self._held)))
             self._gaps += [len(self._messages)] * (len(self._held) - 1)

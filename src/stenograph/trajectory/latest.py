@@ -1,9 +1,9 @@
-"""A strand's latest line and request, kept so that the next turn costs no more for its history. Pure.
+"""A strand's latest line and request: with them the next turn costs no more for its history. Pure.
 
-An agent sends its whole history with each turn, as a rule spelled as before: of a request that begins with the text of
-the last one only the rest is decoded and compared. And an engine whose requests carry the ids as JSON is sent all of
-them with each turn: writing 100k ids costs 4 ms, joining what is there a tenth of one. Only the line that was committed
-last is kept: it is the one that the next turn extends, as a rule.
+An agent sends its whole history with each turn, as a rule spelled as before: if a request begins with the text of the
+last one, only the rest is decoded and compared. And an engine with the ids as JSON in its requests is sent all of them
+with each turn: writing 100k ids costs 4 ms, joining the pieces a tenth of one. Only the latest committed line is kept:
+the next turn extends it, as a rule.
 """
 
 from array import array
@@ -18,16 +18,15 @@ from stenograph.core.types import Prompt, token_ids
 from stenograph.trajectory.turn import Node, line_messages
 
 LineText = tuple[tuple[bytes, ...], "array[int]"]
-"""The ids of a line: fragments of JSON, and the ids after those, which are not written yet."""
+"""The ids of a line: fragments of JSON, and the ids after those, not written yet."""
 
 
 class LatestLine(Struct, eq=False):
     """A strand's latest line, as text and ids, and its latest request.
 
-    `node` is the line's last, whose ids are `fragments` of JSON without brackets, and the ids after those, which are
-    `unwritten` and may never be sent: whoever sends them writes these, and joins all, once a turn. `known` are the
-    messages of the latest chat, as its client spelled them, which a decoder may skip, and `answered` is the node that
-    it became.
+    `node` is the line's last. Its ids are `fragments` of JSON without brackets, and after those the `unwritten` ids.
+    These may never be sent: their sender writes them, and joins all, once a turn. `known` are the messages of the
+    latest chat, in its client's spelling, for a decoder to skip, and `answered` is the node made of this chat.
     """
 
     node: Node | None = None
@@ -49,12 +48,12 @@ class LatestLine(Struct, eq=False):
         return self.fragments, self.unwritten[: len(self.unwritten) - num_trimmed]
 
     def node_of(self, request: ChatRequest) -> Node | None:
-        """The node whose request this one begins with, if that is still the last one; else None."""
+        """The node of the request at this one's beginning, if it is still the last node; else None."""
         return self.answered if request.known is not None and request.known is self.known else None
 
     def extend(self, node: Node, prompt: Prompt, request: ChatRequest | None) -> None:
-        """Keep the line and the chat, if it was one, of the turn that has just been committed as `node`. Of a prompt
-        that came without its text no engine has asked for it."""
+        """Keep the line and the chat, if it was one, of the turn just committed as `node`. If a prompt came without its
+        text, no engine has asked for the text."""
         if prompt.json_fragments is not None:
             self.node = node
             many = len(prompt.json_fragments) > MOST_FRAGMENTS
@@ -80,9 +79,9 @@ class LatestLine(Struct, eq=False):
 
 
 def _shared(messages: Sequence[Message], stored: Sequence[Message]) -> tuple[Message, ...]:
-    """A request's messages, of which the last ones matched the `stored`: these objects where they are equal.
+    """A request's messages, the last of them matched with the `stored`: the stored objects where they are equal.
 
-    One that only matched stays as the client spelled it: the same bytes may begin a request that belongs elsewhere.
+    One that only matched stays as the client spelled it: the same bytes may begin a request elsewhere.
     """
     start = len(messages) - len(stored)
     pairs = zip(messages[start:], stored, strict=True)

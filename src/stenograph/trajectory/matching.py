@@ -1,7 +1,7 @@
-"""Matchers: they decide whether a message that a client sends back is the stored one. Pure.
+"""Matchers: they decide whether a message sent back by a client is the stored one. Pure.
 
-Clients reserialize, trim and decorate what they replay (docs/http-api.md lists how). A matcher says which of that is
-still the same message. On a match the stored spelling and the stored tokens win.
+Clients reserialize, trim and decorate the messages they replay (docs/http-api.md lists how). A matcher says which
+changes leave a message the same. On a match the stored spelling and the stored tokens win.
 """
 
 import enum
@@ -24,21 +24,21 @@ from stenograph.trajectory.text_calls import CALLS_END, added_text, comparable, 
 from stenograph.trajectory.turn import Node
 
 _THOUGHT = re.compile(r"<(?:think|thinking|budget:thinking)>(.*?)</(?:think|thinking|budget:thinking)>(.*)", re.DOTALL)
-"""The part that LiteLLM takes out of a text that begins with it, and sends back as reasoning."""
+"""LiteLLM takes this part out of the beginning of a text, and sends it back as reasoning."""
 _MAX_EXACT_INT = 2**53
-"""Above it a client whose numbers are doubles (JavaScript) sends back another spelling."""
+"""Above it a client with doubles for numbers (JavaScript) sends back another spelling."""
 
 
 class Matcher(Protocol):
     """Whether a message of a request is the stored one."""
 
     def matches(self, stored: Message, given: Message) -> bool:
-        """Compare one stored message with one that a request gives in its place."""
+        """Compare one stored message with the one in its place in a request."""
         ...
 
 
 class MatcherName(enum.StrEnum):
-    """Matchers that a session may be created with."""
+    """Matchers to create a session with."""
 
     HARNESS = "harness"
     STRICT = "strict"
@@ -115,10 +115,10 @@ MATCHERS: dict[str, Matcher] = {
 
 
 def load_matcher(name: str) -> Matcher:
-    """The matcher of that name, or the one at a dotted path: an object or a class with `matches`, or a function.
+    """The matcher of this name, or the one at a dotted path: an object or a class with `matches`, or a function.
 
-    Imports the module that the path names, so it is for the server's own settings, never for what a client sends.
-    Raises StartupError, in a line.
+    Imports the module named by the path, so it is for the server's own settings, never for a client's input. Raises
+    StartupError, in a line.
     """
     if name in MATCHERS:
         return MATCHERS[name]
@@ -147,7 +147,7 @@ def _same_texts(stored: Message, given: Message) -> bool:
 
 
 def _are_in_text(stored: tuple[ToolCall, ...], added: str) -> bool:
-    """Whether an added text has these calls; of a reply without any, at most one, which the client made of its text."""
+    """Whether an added text has these calls; for a reply without any, at most one, made of its text by the client."""
     given = read_calls(added)
     if given is None or not stored:
         return given is not None and len(given) <= 1
@@ -176,10 +176,10 @@ def num_compared(messages: Iterable[Message]) -> int:
 
 
 def same_json(one: str, other: str) -> bool:
-    """Whether two texts are the same JSON value; texts that are not JSON are the same if they are equal.
+    """Whether two texts are the same JSON value; texts not in JSON are the same if they are equal.
 
     Unlike Python's `==`, keeps `true` and `1` apart; like JSON, takes `1` and `1.0` as one number, and whole numbers
-    that are too large for a double's digits by the double.
+    too large for a double's digits by the double.
     """
     if one == other:
         return True
@@ -190,7 +190,7 @@ def same_json(one: str, other: str) -> bool:
 
 
 def _read(text: str) -> object:
-    """A JSON value. msgspec is several times as fast; what it refuses (`NaN`, a lone surrogate) the other reads."""
+    """A JSON value. msgspec is several times as fast; the other parser reads the rest (`NaN`, a lone surrogate)."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
@@ -198,7 +198,7 @@ def _read(text: str) -> object:
 
 
 def _is_same(one: object, other: object) -> bool:
-    """Compare in Python, not in one call of C: on a worker that leaves the GIL to the loop in between."""
+    """Compare in Python, not in one call of C: on a worker this leaves the GIL to the loop in between."""
     pair: tuple[object, object] = (one, other)
     if isinstance(one, dict) and isinstance(other, dict):
         ours, theirs = cast("dict[str, object]", one), cast("dict[str, object]", other)
@@ -226,8 +226,8 @@ def _number(value: object) -> object:
 
 
 def rewrites_after(request: ChatRequest, parent: Node | None) -> tuple[AppliedRewrite, ...]:
-    """The changes that a turn after `parent` keeps: those before matching, but for those of messages that the line
-    has, and those that made the last reply of what the client sent in its place."""
+    """The changes kept by a turn after `parent`: those before matching, but for changes to messages already in the
+    line, and those from the last reply, as the client sent it, to the stored one."""
     if parent is None:
         return request.rewrites
     place = request.place_of(parent.num_messages - 1)

@@ -17,7 +17,7 @@ def opening_key(messages: Sequence[Message], context: PromptContext, agent_id: s
     """XXH3 of 128 bits of the messages before the first reply, of all else in the prompt, and of the client's agent id.
 
     `strips`: white space around a text makes no difference. It protects no secret: a client that makes two openings
-    with one key confuses only its own session, and the matcher still decides what follows what.
+    with one key confuses only its own session, and the matcher still decides whether one turn follows another.
     """
     key = xxhash.xxh3_128(context.kwargs_json)
     add_texts(key, (agent_id, *(tool.json for tool in context.tools)))
@@ -28,7 +28,7 @@ def opening_key(messages: Sequence[Message], context: PromptContext, agent_id: s
 
 
 def is_before_reply(message: Message) -> bool:
-    """Whether a message may be of an opening: a reply ends that."""
+    """Whether a message may be of an opening: a reply ends it."""
     return message.role is not Role.ASSISTANT
 
 

@@ -1,7 +1,7 @@
-"""Pinned openings: conversations that begin alike but for what a rule names are one, spelled as it is stored. Pure.
+"""Pinned openings: openings that differ only in text named by a rule are one, in the stored spelling. Pure.
 
-Owns how two openings are compared, and what of a request is replaced. Nothing is invented: what stands in a request's
-place was sent by the client before, and was rendered. A request whose opening no turn has is left as it is.
+Owns the comparison of two openings, and the replacement in a request. Nothing is invented: the client sent the
+replacement before, and it was rendered. A request stays as it is if no turn has its opening.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from stenograph.trajectory.opening_key import add_texts, is_before_reply
 from stenograph.trajectory.turn import Node, PromptContext
 
 MAX_CHARS = 256 * 1024
-"""The longest text in which a rule looks for anything."""
+"""The longest text searched by a rule."""
 
 _TOOL = msgspec.json.Decoder(dict[str, object])
 
@@ -39,14 +39,14 @@ class PinnedOpenings:
         return f"<PinnedOpenings {len(self._keys)}>"
 
     def keep(self, node: Node, agent_id: str) -> None:
-        """Keep the opening of a turn that begins a line; others are no openings."""
+        """Keep the opening of a turn at the beginning of a line; other turns have none."""
         if node.parent is None:
             key = self._key(node.turn.messages, node.turn.context, agent_id)
             self._roots.setdefault(key, []).append(node)
             self._keys[node.id] = key
 
     def forget(self, node: Node) -> None:
-        """Forget the opening of a turn that is no more."""
+        """Forget the opening of a removed turn."""
         key = self._keys.pop(node.id, None)
         if key is not None:
             self._roots[key].remove(node)
@@ -66,7 +66,7 @@ class PinnedOpenings:
         return found or request
 
     def _key(self, messages: Sequence[Message], context: PromptContext, agent_id: str) -> bytes:
-        """XXH3 of 128 bits of an opening, in which the name of a rule stands for what it finds."""
+        """XXH3 of 128 bits of an opening, with the name of a rule in place of each of its matches."""
         key = xxhash.xxh3_128(context.kwargs_json)
         add_texts(key, (agent_id, *map(self._tool_print, context.tools)))
         for message, rules in self._opening(messages):
@@ -79,7 +79,7 @@ class PinnedOpenings:
         return key.digest()
 
     def _opening(self, messages: Sequence[Message]) -> Iterator[tuple[Message, Sequence[PinRule]]]:
-        """Each message before the first reply, with the rules that may look at it."""
+        """Each message before the first reply, with the rules for it."""
         is_beginning, has_user = True, False
         for message in takewhile(is_before_reply, messages):
             is_beginning &= message.role in (Role.SYSTEM, Role.DEVELOPER)
@@ -95,13 +95,13 @@ class PinnedOpenings:
         return content.strip() if self._strips else content
 
     def _tool_print(self, tool: Tool) -> str:
-        """A tool, without its description where that may differ."""
+        """A tool, without its description where descriptions may differ."""
         if not self._rules[PinPlace.TOOL_TEXT]:
             return tool.json
         return msgspec.json.encode(_without_description(_decoded(tool)), order="sorted").decode()
 
     def _as_stored(self, request: ChatRequest, root: Node) -> ChatRequest:
-        """The request with the opening of a line that has the same key."""
+        """The request with the opening of a line under the same key."""
         messages, rewrites = list(request.messages), list[AppliedRewrite]()
         openings = zip(self._opening(request.messages), self._opening(root.turn.messages), strict=True)
         for index, ((given, rules), (stored, _)) in enumerate(openings):
@@ -129,7 +129,7 @@ class PinnedOpenings:
 
 
 def _found(text: str, rules: Sequence[PinRule]) -> list[tuple[int, int, PinRule]]:
-    """The stretches `[start, end)` of a text that rules find, in order; where two overlap, the first."""
+    """The stretches `[start, end)` of a text matched by rules, in order; where two overlap, the first."""
     if not rules or len(text) > MAX_CHARS:
         return []
     all_found = [
@@ -147,7 +147,7 @@ def _found(text: str, rules: Sequence[PinRule]) -> list[tuple[int, int, PinRule]
 
 
 def _changed(given: str, stored: str, rules: Sequence[PinRule]) -> Iterator[tuple[PinRule, str, str]]:
-    """The differences of two texts that differ only where rules find something."""
+    """The differences of two texts; these differ only in matches of rules."""
     for one, other in zip(_found(given, rules), _found(stored, rules), strict=True):
         before, after = given[one[0] : one[1]], stored[other[0] : other[1]]
         if before != after:
@@ -160,7 +160,7 @@ def _rewrite(request: ChatRequest, rule: PinRule, place: Blame, before: str, aft
 
 
 def _decoded(tool: Tool) -> dict[str, object]:
-    """A tool as JSON; as its own text, one that is none."""
+    """A tool as JSON; its own text if that is not JSON."""
     try:
         return _TOOL.decode(tool.json)
     except (msgspec.DecodeError, RecursionError):

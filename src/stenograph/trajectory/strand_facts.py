@@ -1,8 +1,7 @@
-"""The strands of a session as facts, which do not change while a worker reads them; and their kinds, where no rule
-says them. Pure.
+"""Strands of a session as facts, unchanged while a worker reads them; and their kinds, where no rule names them. Pure.
 
-A strand without tools beside one with tools is a side request. Of the others the one with most turns is the main one.
-A chapter is what the strand was that it goes on with the work of.
+A strand without tools beside one with tools is a side request. Of the others the one with most turns is the main one. A
+chapter has the kind of the strand it continues.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,8 +15,8 @@ from stenograph.trajectory.turn import Node
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrandSight:
-    """The part of a strand that tells its kind: the `kind` that a rule named, and the number of the strand that it
-    continues, which is an earlier one."""
+    """The part of a strand that decides its kind: the `kind` named by a rule, and the number of the earlier strand it
+    continues."""
 
     kind: StrandKind | None
     shows_tools: bool
@@ -47,7 +46,7 @@ def kinds_of(strands: Sequence[StrandSight], *, beside_tools: bool = False) -> t
 
 
 def _works(strands: Sequence[StrandSight]) -> list[int]:
-    """For each strand the number of the one that its work began with."""
+    """For each strand the number of the first strand of its work."""
     works: list[int] = []
     for number, strand in enumerate(strands):
         works.append(number if strand.continues is None else works[strand.continues])
@@ -56,10 +55,10 @@ def _works(strands: Sequence[StrandSight]) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrandFacts:
-    """A strand: the turns that one opening has, or that follow one root of a tree.
+    """A strand: the turns of one opening, or those after one root of a tree.
 
-    `chapter` counts from 0 the strands that this one goes on with the work of, `continues` is the last of them.
-    `rule` named its `kind`, None if no rule did; `client` is what the rule takes its client for.
+    `chapter` counts from 0 the strands with the work it continues, `continues` is the last of them. `rule` named its
+    `kind`, None if no rule did; `client` is the client named by the rule.
     """
 
     number: int
@@ -73,12 +72,12 @@ class StrandFacts:
 
     @property
     def latest(self) -> Node | None:
-        """Its turn that was committed last."""
+        """Its latest committed turn."""
         return self.nodes[-1] if self.nodes else None
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of its turns, those that several lines share once."""
+        """Tokens of its turns; those shared by several lines count once."""
         return sum(node.turn.num_tokens for node in self.nodes)
 
 
@@ -86,8 +85,8 @@ class StrandFacts:
 class SessionFacts:
     """All strands of a session, by their numbers. `history` is its kind: a strand has one line, unless it is a tree.
 
-    `group`, `compat` and `outcome` are the session's, None if it has none; `session_id` "" is of one that nobody kept.
-    `discarded` are turns that later ones replaced, `metadata` is what the session was opened with.
+    `group`, `compat` and `outcome` are the session's, None if it has none; `session_id` is "" for a session nobody
+    kept. `discarded` are turns replaced by later ones, `metadata` was given when the session was opened.
     """
 
     history: HistoryKind

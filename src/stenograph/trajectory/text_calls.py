@@ -1,11 +1,11 @@
-"""Replies that a client sends back with their calls written as text, in the way of smolagents. Pure.
+"""Replies sent back by a client with their calls written as text, in the way of smolagents. Pure.
 
 smolagents replays no tool call: its assistant message is the reply's text, a line "Calling tools:" and the calls as
-Python writes a list of dicts. It sorts parallel calls by id, and reads a string that looks like a JSON array or object
-as one. Of a reply without calls it adds the call that it made of the text; its code agent, also the code's closing tag.
+Python writes a list of dicts. It sorts parallel calls by id, and reads a string in the form of a JSON array or object
+as one. To a reply without calls it adds the call made of the text; its code agent, also the code's closing tag.
 Source: smolagents 1.26.0, memory.ActionStep.to_messages, utils.make_json_serializable, agents.CodeAgent.
 
-Knows how such text is read, and which part of a message it is. matching.py decides whether it is the stored reply.
+Knows how such text is read, and its place in a message. matching.py decides whether it is the stored reply.
 """
 
 import json
@@ -20,22 +20,22 @@ TEXT_CALLS = "text-calls"
 """The rule's name in records."""
 
 CALLS_END = "}}]"
-"""The end of every text that has calls."""
+"""The end of every text with calls."""
 
 _HEADING = "Calling tools:\n"
 _CLOSING_TAGS = ("</code>", "```")
-"""Ends of code, which are stop strings, and which the code agent adds again."""
+"""Ends of code: stop strings, added again by the code agent."""
 
 _PYTHON_TOKEN = re.compile(
     r"""'[^'\\]*+(?:\\[\\'"nrtxuU][^'\\]*+)*+'|"[^"\\]*+(?:\\[\\'"nrtxuU][^"\\]*+)*+"|['"]|True|False|None|nan|inf"""
 )
-"""Everything that `repr` writes otherwise than JSON, and a quote that opens no string."""
+"""Everything spelled by `repr` otherwise than in JSON, and a quote that opens no string."""
 _NAMES = {"True": "true", "False": "false", "None": "null", "nan": "NaN", "inf": "Infinity"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageRewrite:
-    """A named change to a message. `from_text` is the part that the client sent, `to_text` what stands in its place."""
+    """A named change to a message. `from_text` is the part sent by the client, `to_text` its replacement."""
 
     rule: str
     from_text: str
@@ -43,7 +43,7 @@ class MessageRewrite:
 
 
 def rewrites_of(stored: Message, given: Message) -> tuple[MessageRewrite, ...]:
-    """The changes that make `given` the stored reply, given that a matcher has taken it for that. Reads no calls."""
+    """The changes from `given` to the stored reply, once a matcher has accepted it. Reads no calls."""
     added = added_text(stored, given)
     if not added:
         return ()
@@ -53,7 +53,7 @@ def rewrites_of(stored: Message, given: Message) -> tuple[MessageRewrite, ...]:
 
 
 def added_text(stored: Message, given: Message) -> str:
-    """The part of `given` that stands after the stored reply's text: a closing tag, calls as text, or both.
+    """The part of `given` after the stored reply's text: a closing tag, calls as text, or both.
 
     "" if there is none, or if the two differ in more. A closing tag is added to text alone, of a reply without calls.
     """
@@ -83,9 +83,9 @@ def read_calls(added: str) -> tuple[ToolCall, ...] | None:
 
 
 def comparable(calls: Sequence[ToolCall], *, like: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
-    """Calls with arguments spelled as in what `read_calls` returns; sorted by id if those of `like` are not in order.
+    """Calls with arguments spelled as `read_calls` spells them; sorted by id if those of `like` are not in order.
 
-    Raises RecursionError for arguments that are nested too deeply to be written.
+    Raises RecursionError for arguments nested too deeply to be written.
     """
     ordered = calls if [call.id for call in calls] == [call.id for call in like] else sorted(calls, key=lambda c: c.id)
     return tuple(ToolCall(id=c.id, name=c.name, arguments=_spelled(_loaded(c.arguments))) for c in ordered)
@@ -99,7 +99,7 @@ def _without_tag(added: str) -> str:
 
 
 def _as_json(token: re.Match[str]) -> str:
-    """One token of Python as JSON. Raises ValueError for one that is not of `repr`'s writing."""
+    """One token of Python as JSON. Raises ValueError for a token never written by `repr`."""
     text = token[0]
     if text in _NAMES:
         return _NAMES[text]
@@ -125,7 +125,7 @@ def _spelled(arguments: object) -> str:
 
 
 def _unfolded(value: object) -> object:
-    """A value as smolagents shows it: a string that is a JSON array or object is that."""
+    """A value as smolagents shows it: a string with a JSON array or object becomes the array or object."""
     if isinstance(value, str):
         if value[:1] + value[-1:] not in ("{}", "[]"):
             return value
@@ -139,7 +139,7 @@ def _unfolded(value: object) -> object:
 
 
 def _loaded(text: str) -> object:
-    """A JSON value; text that is not JSON, as it is."""
+    """A JSON value; other text, as it is."""
     try:
         return cast("object", json.loads(text))
     except ValueError:

@@ -1,7 +1,7 @@
 """A history with any number of lines. Pure. A request is never refused for diverging: it attaches where it fits.
 
-Retries, branches, compactions and side requests become siblings or roots; which of them are trained on is decided when
-samples are made (export/lines.py), not here.
+Retries, branches, compactions and side requests become siblings or roots; the export chooses among them for training
+when samples are made (export/lines.py), not here.
 """
 
 from array import array
@@ -22,7 +22,7 @@ from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext
 
 
 class TreeHistory:
-    """All turns that were ever committed. Nothing is discarded; concurrent turns from one parent become siblings."""
+    """All turns ever committed. Nothing is discarded; concurrent turns from one parent become siblings."""
 
     def __init__(self, matcher: Matcher, *, after_length: AfterLength = AfterLength.CLOSE) -> None:
         self._matcher = matcher
@@ -47,11 +47,11 @@ class TreeHistory:
         return self._num_tokens
 
     def as_it_is(self) -> "TreeHistory":
-        """Itself: it only grows, and a place that is found is always there."""
+        """Itself: it only grows, and a place once found is always there."""
         return self
 
     def after(self, parent: Node | None, messages: Sequence[Message]) -> Attachment | None:
-        """The place of a turn that is known to come after `parent`; None if that is not in the tree."""
+        """The place of a turn known to come after `parent`; None if `parent` is not in the tree."""
         if parent is not None and (parent.id >= len(self._nodes) or self._nodes[parent.id] is not parent):
             return None
         return Attachment(parent=parent, new_messages=tuple(messages), revision=len(self._nodes))
@@ -65,7 +65,7 @@ class TreeHistory:
         return attached(parent, messages, revision=len(self._nodes), after_length=self._after_length)
 
     def position_after(self, node: Node, messages: Sequence[Message], context: PromptContext) -> Attachment | None:
-        """The place of a request that begins with the messages of `node`'s request; None unless that is after it.
+        """The place of a request beginning with the messages of `node`'s request; None unless it is after `node`.
 
         Only in a tree with one line, where no other node can match as well.
         """
@@ -76,7 +76,7 @@ class TreeHistory:
         return attached(node, messages, revision=len(self._nodes), after_length=self._after_length)
 
     def position_ids(self, ids: "array[int]") -> Attachment:
-        """The turn with the longest line that the prompt begins with, of equal ones the latest; else a new root."""
+        """The turn with the longest line at the prompt's beginning, of equal ones the latest; else a new root."""
         parent = self._longest_match(ids)
         check_ids_extension(parent, ids, self._after_length)
         return Attachment(parent=parent, new_messages=(), revision=len(self._nodes))
@@ -85,11 +85,11 @@ class TreeHistory:
         return self._num_tokens
 
     def replaced_by(self, attachment: Attachment) -> Sequence[Node]:
-        """None: what is generated again stands beside the first attempt."""
+        """None: a turn generated again stands beside the first attempt."""
         return ()
 
     def commit(self, attachment: Attachment, turn: CommittedTurn) -> Node:
-        """Append `turn` under its parent. The tree only grows, so that place is always there."""
+        """Append `turn` under its parent. The tree only grows, so the place is always there."""
         parent = attachment.parent
         node = Node(id_=len(self._nodes), turn=turn, parent=parent)
         self._children.setdefault(None if parent is None else parent.id, []).append(node)
@@ -98,7 +98,7 @@ class TreeHistory:
         return node
 
     def children_of(self, node: Node | None) -> list[Node]:
-        """The turns that follow `node`, oldest first; of None, the roots."""
+        """The turns right after `node`, oldest first; of None, the roots."""
         return list(self._children.get(None if node is None else node.id, ()))
 
     def _deepest_match(self, messages: Sequence[Message], context: PromptContext) -> Node | None:
@@ -128,10 +128,10 @@ class TreeHistory:
 
 
 def _num_matched(ids: "array[int]", node: Node, children: Sequence[Node]) -> int:
-    """Number of ids of the line down to `node` that a prompt begins with, given that it has those before `node`'s own.
+    """Number of ids of the line down to `node` at the prompt's beginning, if those before `node`'s own are there.
 
     A smaller number where it is too few to go on after the node or after one of its `children`: the sampled part is
-    compared first, because siblings differ by it, and a long prompt that they share is not compared for each.
+    compared first, because siblings differ by it, and a long prompt shared by them is not compared for each.
     """
     turn = node.turn
     sampled_at = node.num_tokens - len(turn.sampled.ids)

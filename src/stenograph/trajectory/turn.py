@@ -1,7 +1,7 @@
-"""A committed turn, as it is kept, and the node that it is of its line: what a store writes and an export reads. Pure.
+"""A committed turn, as it is kept, and its node in its line, for a store to write and an export to read. Pure.
 
-Owns the tokens that a turn added to its line, and how it was asked for. Knows neither the rules by which turns follow
-one another (history.py) nor how a reply was sampled or shown.
+Owns the tokens added by a turn to its line, and how it was asked for. Knows neither the rules for the order of turns
+(history.py) nor how a reply was sampled or shown.
 """
 
 import enum
@@ -22,7 +22,7 @@ from stenograph.core.types import FinishReason, RequestId, SampledTurn, Sampling
 
 
 class TurnStatus(enum.StrEnum):
-    """The mark of a turn, and of a sample that ends with it, for the trainer. The values are miles' `Sample.Status`."""
+    """The mark of a turn, and of a sample ending with it, for the trainer. The values are miles' `Sample.Status`."""
 
     COMPLETED = "completed"
     TRUNCATED = "truncated"
@@ -34,14 +34,14 @@ STATUS_OF = {
     FinishReason.LENGTH: TurnStatus.TRUNCATED,
     FinishReason.ABORT: TurnStatus.ABORTED,
 }
-"""The status of a turn, by the reason for which it finished."""
+"""The status of a turn, by its finish reason."""
 
 
 class PromptContext(Struct, frozen=True, kw_only=True, gc=False):
     """Everything in the prompt beside the messages. Turns with different contexts do not share a prefix.
 
-    `kwargs_json` is `template_kwargs` with sorted keys, by which they are compared: `true` and `1` are not the same.
-    `day` is the session's, for a template that writes the date.
+    `kwargs_json` is `template_kwargs` with sorted keys, for comparison: `true` and `1` are not the same. `day` is the
+    session's, for a template that writes the date.
     """
 
     tools: tuple[Tool, ...] = ()
@@ -69,17 +69,15 @@ class PromptContext(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class CommittedTurn(Struct, frozen=True, kw_only=True, gc=False):
-    """One turn, as it is kept: only what it added to the turn before it.
+    """One turn, as it is kept: only its additions to the turn before it.
 
-    `new_prompt_ids` are the ids of this turn's prompt after the ids of its parent (the whole prompt for a root), of
-    which the last `num_trimmed` were left out; `messages` are the request's messages after those of the parent, none if
-    a completion was `asked` for: its prompt is ids, and its reply a text that no conversation has.
-    `params` are those that the engine was given, `request_json` the rest of what the client sent (the model's name,
-    recorded fields) as a JSON object.
-    `stages` is the turn's own clock, which the reply still marks after the commit. `reply_id` is what the client
-    knows the reply by. `rewrites` are the changes to what the client sent. `policy` is the model or LoRA
-    that sampled, as its engine calls it; "" where it is not known. `trace_id` is the trace that it is part of; "" where
-    none was made.
+    `new_prompt_ids` are the ids of this turn's prompt after the ids of its parent (the whole prompt for a root); the
+    parent's last `num_trimmed` ids were left out. `messages` are the request's messages after those of the parent, none
+    if a completion was `asked` for: its prompt is ids, and its reply a text of no conversation. The engine was given
+    `params`; `request_json` is the rest of the client's request (the model's name, recorded fields) as a JSON object.
+    `stages` is the turn's own clock, still marked by the reply after the commit. The client knows the reply by
+    `reply_id`. `rewrites` are the changes to the client's request. `policy` is the model or LoRA that sampled, as its
+    engine calls it; "" where it is not known. `trace_id` is the turn's trace; "" where none was made.
     """
 
     request_id: RequestId
@@ -105,16 +103,15 @@ class CommittedTurn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that this turn adds to its line."""
+        """Tokens added to its line by this turn."""
         return len(self.new_prompt_ids) - self.num_trimmed + len(self.sampled.ids)
 
 
 class Node:
     """A committed turn in its place. `id` counts the commits of its session.
 
-    It knows its parent, not its children, so that a session that is dropped needs no garbage collector to be freed.
-    `num_tokens`, `num_messages` and `depth` (turns) are those of the whole line down to this node; `has_calls`: it has
-    a tool call.
+    It knows its parent, not its children, so a dropped session is freed without the garbage collector. `num_tokens`,
+    `num_messages` and `depth` (turns) are those of the whole line down to this node; `has_calls`: it has a tool call.
     """
 
     __slots__ = ("depth", "has_calls", "id", "num_messages", "num_tokens", "parent", "turn")
@@ -131,8 +128,8 @@ class Node:
 
     @property
     def tracked_parts(self) -> tuple[object, ...]:
-        """The parts of a new turn that the garbage collector would look through: this node, and the arrays. Its
-        structs it does not track, and of tuples it lets go by itself."""
+        """The parts of a new turn tracked by the garbage collector: this node, and the arrays. It does not track the
+        structs, and untracks tuples by itself."""
         turn, sampled = self.turn, self.turn.sampled
         new_ids, ids, logprobs = turn.new_prompt_ids, sampled.ids, sampled.logprobs
         return self, new_ids, ids, logprobs, sampled.sampling_logprobs, sampled.tempered_logprobs
