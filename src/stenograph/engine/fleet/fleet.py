@@ -1,8 +1,7 @@
 """Several engines behind the one interface of an engine.
 
-Owns the choice of a turn's engine (`placement` has the rule), the cached tokens of every session at each engine, and
-the knowledge of each engine beyond its own word (`trust`). Knows nothing of HTTP. It holds no task: a turn runs in its
-iterator's.
+Owns the choice of a turn's engine (`placement` has the rule), the tokens left by sessions at each engine, and the
+knowledge of an engine beyond its own word (`trust`). Knows nothing of HTTP. Holds no task: a turn runs in its reader's.
 
 A turn is tried at another engine only before its first token, only where the error means an absent engine or a refusal
 of the turn, and at each engine once. A reply, once begun, is not tried again: its tokens were sampled.
@@ -374,8 +373,7 @@ class Fleet(Engine):
         )
 
     def _candidates(self, turn: _FleetTurn | None = None) -> "list[_MemberState]":
-        """Candidates for a turn: ready and trusted engines, or those due for a trial; if none is, all that report
-        ready."""
+        """Candidates for a turn: ready and trusted, or due for a trial; without any, all engines that report ready."""
         now, tried = self._clock.monotonic(), set[str]() if turn is None else turn.tried
         ready = [] if self._closing else [post for post in self._posts if post.name not in tried and post.is_ready]
         return [post for post in ready if post.trust.admits(now)] or ready

@@ -1,17 +1,17 @@
 """The adapter of llama.cpp's `/completion`: always streamed, because hanging up is the only way to end it early. Pure.
 
-Owns the laws that hold between the events of one stream, beside those of wire.py:
+Owns the laws between the events of one stream, beside those of wire.py:
 
-    count_agrees            `tokens_predicted` never goes back, and the stream's end agrees with what came
-    finish_reason           the end is one of eos, word, limit; a word is one of those that were asked for
-    has_tokens              a generation that ended sampled a token
-    grammar_held            a text that ended by an end token under a JSON grammar is JSON
-    repetition_agrees       tokens that had to be sampled again are the same
+    count_agrees            `tokens_predicted` never goes back, and the stream's end agrees with the events
+    finish_reason           the end is one of eos, word, limit; a word is one of the request's
+    has_tokens              an ended generation sampled a token
+    grammar_held            a text ended by an end token under a JSON grammar is JSON
+    repetition_agrees       tokens sampled again are the same
 
-A token after which the text ends within a UTF-8 character is in no event. From the first such gap on, what comes is
+A token is in no event if the text after it ends within a UTF-8 character. From the first such gap on, everything is
 held back until the stream has ended. Then `settle` reads the missing ids off the text; where the text is ambiguous, it
-has the engine sample the same again (same seed) as one reply, which has the ids. And it asks for the logprob of each
-after the ids before it. Stop token ids are found here, since llama.cpp has none: the stream is left at the first.
+has the engine sample the same again (same seed) as one reply, with the ids. And it asks for the logprob of each after
+the ids before it. Stop token ids are found here, since llama.cpp has none: the stream is left at the first.
 """
 
 from collections.abc import Sequence
@@ -185,7 +185,7 @@ class LlamaCppReading(EngineReading):
         return ()
 
     async def settle(self, ask: Ask) -> Sequence[Chunk]:
-        """The tokens from the first gap on, with what the stream left out. Raises UpstreamError."""
+        """The tokens from the first gap on, with those left out of the stream. Raises UpstreamError."""
         if len(self._ids) == self._num_told:
             return ()
         ids = self._read_off() or await self._sampled_again(ask)
@@ -208,7 +208,8 @@ class LlamaCppReading(EngineReading):
         return (Chunk(ids=(), logprobs=(), finish=finish, num_cached_tokens=self._num_cached),)
 
     def _check_grammar(self) -> None:
-        """llama.cpp samples without a schema that it cannot compile; a grammar that holds ends in an end token."""
+        """llama.cpp samples without a schema if it cannot compile it; under a grammar in force, text ends in an end
+        token."""
         grammar = self._request.params.grammar
         if grammar is None or grammar.kind not in (GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA):
             return
@@ -236,7 +237,7 @@ class LlamaCppReading(EngineReading):
         )
 
     def _find_stop(self, sampled: Sequence[LlamaCppToken]) -> int:
-        """Number of tokens that are the turn's: up to and with the first stop token, which is remembered."""
+        """Number of the turn's tokens: up to and with the first stop token. Remembers it."""
         for index, one in enumerate(sampled):
             if one.id in self._stop_ids:
                 self._stopped_by = one.id
@@ -270,7 +271,7 @@ class LlamaCppReading(EngineReading):
         return reply.ids
 
     async def _ranked(self, ask: Ask, id_: int) -> LlamaCppToken:
-        """A token that no event reported, with its logprob after the ids before it."""
+        """A token missing from all events, with its logprob after the ids before it."""
         prompt = self._request.prompt
         for num_top in (*(size for size in RANKING_SIZES if size < self._vocab_size), self._vocab_size):
             http = await self._asked(ask, encode_ranking(prompt, self._ids, num_top))

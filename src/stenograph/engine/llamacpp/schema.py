@@ -1,10 +1,10 @@
-"""The JSON Schemas that llama.cpp enforces; writes a schema and a choice for it. Pure.
+"""The JSON Schemas enforced by llama.cpp; writes a schema and a choice for it. Pure.
 
-llama.cpp turns `json_schema` into a grammar itself, with one of two converters, as it was built: its own, which skips
-keywords that it does not know, or llguidance, which on an error generates without any grammar, and says so in the log
-alone. A client cannot tell which one it talks to. So only what both enforce is let through: keywords that both know,
-side by side only where both read them together, and then what our own llguidance compiles. The rest is refused here,
-by name. Source: llama.cpp's `common/json-schema-to-grammar.cpp` and `common/llguidance.cpp`.
+llama.cpp turns `json_schema` into a grammar itself, with one of two converters, as it was built: its own skips unknown
+keywords; llguidance, on an error, generates without any grammar, and says so in the log alone. A client cannot tell
+which one it talks to. So a schema passes only if both enforce it: its keywords are known to both, side by side only
+where both read them together, and our own llguidance compiles it. The rest is refused here, by name. Source:
+llama.cpp's `common/json-schema-to-grammar.cpp` and `common/llguidance.cpp`.
 """
 
 import json
@@ -23,7 +23,7 @@ from stenograph.text.grammar.lark import JSON_STYLE, STYLE_KEYWORD
 MAX_SCHEMA_BYTES = 32 * 1024
 """Compiling one takes the loop's time, once: 0.1 to 12 ms for usual ones, at worst (400 dates) 0.2 s."""
 MAX_CACHED = 64
-"""Schemas of which the verdict is kept, the most recently used."""
+"""Number of schemas with a kept verdict, the most recently used."""
 STYLE = msgspec.json.encode({STYLE_KEYWORD: JSON_STYLE}).decode().removesuffix("}")
 """The style of JSON, as the beginning of a schema."""
 LARGEST_BOUND = 2**53
@@ -42,14 +42,14 @@ _OF_TYPE: Mapping[str, frozenset[str]] = {
     "null": frozenset(),
 }
 _ALONE = ("$ref", "anyOf")
-"""Keywords beside which llama.cpp's own converter looks at nothing else."""
+"""Keywords that stop llama.cpp's own converter from looking at any other."""
 _APART = (
     ("format", frozenset({"minLength", "maxLength"})),
     ("prefixItems", frozenset({"items"})),
     ("minimum", frozenset({"exclusiveMinimum"})),
     ("maximum", frozenset({"exclusiveMaximum"})),
 )
-"""Keywords of one type of which llama.cpp's own converter reads only the one or the other."""
+"""Keywords of one type: llama.cpp's own converter reads only the one or the other."""
 _COUNTS = (("minLength", "maxLength"), ("minItems", "maxItems"))
 _FORMATS = frozenset({"date", "time", "date-time", "uuid"})
 _DIALECTS = ("draft-07/schema", "draft/2019-09/schema", "draft/2020-12/schema")
@@ -60,7 +60,7 @@ _WITH_PREFIX_ITEMS = "draft/2020-12/schema"
 def schema_as_sent(source: str) -> bytes:
     """The schema with fixed white space; llama.cpp's own converter skips the keyword, and allows little.
 
-    Raises InvalidRequest, naming what is wrong, unless llama.cpp enforces all that the schema says.
+    Raises InvalidRequest, naming the fault, unless llama.cpp enforces the whole schema.
     """
     if len(source) > MAX_SCHEMA_BYTES or len(source.encode("utf-8", "replace")) > MAX_SCHEMA_BYTES:
         raise InvalidRequest(f"llama.cpp takes a JSON Schema of at most {MAX_SCHEMA_BYTES} bytes; this one is larger.")
@@ -87,7 +87,7 @@ def choice_grammar(source: str) -> str:
 
 
 def _escaped(char: str) -> str:
-    """A character within a GBNF literal; what is not plain goes by its code point."""
+    """A character within a GBNF literal; any but a plain one goes by its code point."""
     if " " <= char <= "~" and char not in '"\\':
         return char
     return f"\\U{ord(char):08X}"
@@ -121,7 +121,7 @@ def _spelled(schema: str) -> str:
 class _Walk:
     """One schema under way. A schema within it is known by its place, a JSON pointer; the root's is empty.
 
-    `_leads` has for each the places of the schemas that stand for it, by `$ref` or `anyOf`, with nothing around them.
+    `_leads` has for each the places of the schemas in its stead, by `$ref` or `anyOf`, with nothing around them.
     """
 
     def __init__(self, schema: object) -> None:
@@ -130,7 +130,7 @@ class _Walk:
         self._leads: dict[str, list[str]] = {}
 
     def check(self) -> None:
-        """Raise InvalidRequest for the first thing that llama.cpp does not enforce."""
+        """Raise InvalidRequest for the first thing not enforced by llama.cpp."""
         self._check(self._schema, "")
         for where, places in self._leads.items():
             if missing := [place for place in places if place not in self._leads]:
@@ -250,7 +250,7 @@ def _check_values(members: dict[str, object], named: set[str], where: str) -> No
 
 
 def _check_counts(members: dict[str, object], where: str) -> None:
-    """llguidance leaves out an optional part that nothing can satisfy, llama.cpp's own converter writes it down."""
+    """llguidance leaves out an unsatisfiable optional part, llama.cpp's own converter writes it down."""
     for names in _COUNTS:
         counts = [members[name] for name in names if name in members]
         for name, count in zip((name for name in names if name in members), counts, strict=True):
@@ -273,7 +273,7 @@ def _check_bounds(members: dict[str, object], where: str) -> None:
 
 
 def _kinds(told: object, where: str) -> set[str]:
-    """The types that a schema names, which are one at least."""
+    """The types named by a schema, one at least."""
     kinds: list[object] = cast("list[object]", told) if isinstance(told, list) else [told]
     for kind in kinds or [told]:
         if not isinstance(kind, str) or kind not in _OF_TYPE:
@@ -282,7 +282,7 @@ def _kinds(told: object, where: str) -> set[str]:
 
 
 def _place_of(target: object, where: str) -> str:
-    """The place that a `$ref` leads to."""
+    """The target of a `$ref`."""
     if not isinstance(target, str) or not (target == "#" or target.startswith("#/")):
         raise _refused(where, "a $ref that is not within the schema")
     if "~" in target or "%" in target:

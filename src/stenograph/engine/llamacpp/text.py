@@ -1,4 +1,4 @@
-"""From text back to tokens that a stream left out: which ids, and no others, make the bytes that came. Pure.
+"""From text back to the tokens left out of a stream: the only ids that make the received bytes. Pure.
 
 llama.cpp holds a token back while the text so far ends within a UTF-8 character, and then reports the last of them
 alone; their number and their text are known. Where several ids make the same bytes, nothing is guessed.
@@ -64,7 +64,7 @@ class Pieces:
         return filled
 
     def _between(self, text: bytes, at: int, num: int, following: Sequence[int | None]) -> tuple[int, ...] | None:
-        """The `num` tokens of the text from `at` on, before those that follow; None unless there is one way."""
+        """The `num` tokens of the text from `at` on, before the following ones; None unless there is one way."""
         if not following or following[0] is None:
             return None  # nothing was reported after them
         end = self._pieces[following[0]]
@@ -77,7 +77,7 @@ class Pieces:
         return found if next(ways, None) is None else None
 
     def _ways(self, text: bytes, start: int, at: int, num: int) -> Iterator[tuple[tuple[int, ...], int]]:
-        """Runs of `num` tokens from `at` on, each of which leaves the text within a character; and where they end."""
+        """Runs of `num` tokens from `at` on, each token ending within a character; and where they end."""
         if not num:
             yield (), at
             return
@@ -86,14 +86,14 @@ class Pieces:
                 yield (id_, *ids), end
 
     def _tokens_at(self, text: bytes, start: int, at: int) -> Iterator[tuple[int, int]]:
-        """Tokens that begin at `at` and leave the text from `start` on within a character; and where each ends."""
+        """Tokens from `at` on, leaving the text from `start` on within a character; and where each ends."""
         for stop in range(at, min(at + self._longest, len(text)) + 1):
             if ends_within_character(text[start:stop]):
                 yield from ((id_, stop) for id_ in self._ids_of.get(text[at:stop], ()))
 
 
 def pieces_of(tokenizer_json: str, vocab_size: int) -> Pieces:
-    """The pieces of a model by its tokenizer.json. Raises StartupError for one that is not byte-level BPE."""
+    """The pieces of a model by its tokenizer.json. Raises StartupError for any but byte-level BPE."""
     document = read_tokenizer_json(tokenizer_json)
     table = token_bytes(document)
     for token in document.added:
@@ -103,7 +103,7 @@ def pieces_of(tokenizer_json: str, vocab_size: int) -> Pieces:
 
 
 def ends_within_character(text: bytes) -> bool:
-    """Whether llama.cpp waits for more: a character is begun that its first byte says is longer.
+    """Whether llama.cpp waits for more: the last character is shorter than its first byte says.
 
     Source: `validate_utf8` in llama.cpp's `tools/server/server-common.cpp`. Bytes that begin nothing pass.
     """
@@ -114,7 +114,7 @@ def ends_within_character(text: bytes) -> bool:
 
 
 def is_json(text: bytes) -> bool:
-    """Whether it is JSON. Numbers of any size are; what is nested too deeply to be read passes."""
+    """Whether it is JSON. Numbers of any size are; text nested too deeply to be read passes."""
     try:
         json.loads(text.decode(), parse_int=str, parse_float=str, parse_constant=_no_constant)
     except ValueError:

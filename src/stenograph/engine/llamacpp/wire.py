@@ -1,8 +1,8 @@
 """llama.cpp's `/completion` as bytes: a `GenerateRequest` to a body, an event or a reply to a checked value. Pure.
 
-Owns the names of llama.cpp's fields and the laws that one event, or one whole reply, must keep; those that hold
-between events are adapter.py's. An engine's word is not trusted: each `decode_…` returns what is true, or raises
-`UpstreamInvalid` with the law that was broken, for any bytes at all. The laws:
+Owns the names of llama.cpp's fields and the laws of one event, or of one whole reply; the laws between events are
+adapter.py's. An engine's word is not trusted: each `decode_…` returns the truth, or raises `UpstreamInvalid` with the
+broken law, for any bytes at all. The laws:
 
     utf8                    all of it is UTF-8, also where nobody reads it
     json                    it is JSON, with nothing after it
@@ -10,14 +10,14 @@ between events are adapter.py's. An engine's word is not trusted: each `decode_�
     has_logprobs            a sampled token comes with its logprob
     ids_agree               the tokens and the logprobs are of the same ids
     id_in_vocab             a token's id is an integer in [0, vocabulary)
-    logprob_is_finite       a logprob is a finite number, and not the one that llama.cpp writes for ln 0
+    logprob_is_finite       a logprob is a finite number, and not llama.cpp's number for ln 0
     count_agrees            there are `tokens_predicted` tokens
-    prompt_agrees           `tokens_evaluated` is the number of ids that were sent
+    prompt_agrees           `tokens_evaluated` is the number of sent ids
 
-Found by trying (docs/engines.md has it all): logprobs are raw, and the sampled token's own is always there, also
-where it is not among the `n_probs` largest. A token after which the text ends within a UTF-8 character is in no
-event and has no logprob; only `tokens_predicted` counts it. A whole reply has its id, and no logprob.
-`prompt_progress` events carry a token 0 that was not sampled.
+Found by trying (docs/engines.md has it all): logprobs are raw, and the sampled token's own is always there, also where
+it is not among the `n_probs` largest. A token is in no event, and has no logprob, if the text after it ends within a
+UTF-8 character; only `tokens_predicted` counts it. A whole reply has its id, and no logprob. `prompt_progress` events
+carry a token 0, never sampled.
 
 Field names: llama.cpp's `tools/server/README.md` and `server-task.cpp`.
 """
@@ -39,13 +39,13 @@ from stenograph.engine.llamacpp.schema import choice_grammar, object_as_sent, sc
 from stenograph.engine.rows import check_ids, decoded, laws
 
 GRAMMARS = frozenset({GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA, GrammarKind.CHOICE, GrammarKind.EBNF})
-"""Grammars that every llama.cpp takes. It knows regular expressions and Lark only if built with llguidance."""
+"""Grammars taken by every llama.cpp. It knows regular expressions and Lark only if built with llguidance."""
 SAMPLERS = ("penalties", "temperature", "min_p", "top_k", "top_p")
-"""All that is done to the logits, in this order, after `logit_bias`; the order of the embedded engine."""
+"""All operations on the logits, in this order, after `logit_bias`; the order of the embedded engine."""
 NO_SEED = 2**32 - 1
-"""The seed that llama.cpp replaces by a random one."""
+"""The seed replaced by llama.cpp with a random one."""
 LONGEST_CONTEXT = 2**20
-"""For a server that does not report its own."""
+"""For a server without a report of its own."""
 LN_ZERO = -3.0e38
 """llama.cpp writes the lowest float32 where a probability is 0 in float32."""
 FORCING_BIAS = 1e6
@@ -60,16 +60,16 @@ FINAL_FIELDS = (
     "completion_probabilities",
     "timings/cache_n",
 )
-"""Fields asked of the last event, which would otherwise have the whole prompt as text in it."""
+"""Fields asked of the last event. Without a choice, it has the whole prompt as text in it."""
 
 NATURAL = msgspec.Meta(ge=0, lt=2**62)
-"""Counts and ids; none that a server can have is as large."""
+"""A bound on counts and ids: no server's are as large."""
 
 # -- requests
 
 
 def encode_request(request: GenerateRequest, *, vocab_size: int, max_context_tokens: int | None = None) -> bytes:
-    """The body of a generation, streamed. Raises InvalidRequest for what llama.cpp cannot do as it was meant."""
+    """The body of a generation, streamed. Raises InvalidRequest for anything llama.cpp cannot do as meant."""
     fields = {**_sampling_fields(request, vocab_size, max_context_tokens), "stream": True, "return_progress": True}
     return _body(fields, request)
 
@@ -77,13 +77,13 @@ def encode_request(request: GenerateRequest, *, vocab_size: int, max_context_tok
 def encode_repetition(
     request: GenerateRequest, num_tokens: int, *, vocab_size: int, max_context_tokens: int | None = None
 ) -> bytes:
-    """The body that samples the first tokens of the same generation again, in one reply."""
+    """The body to sample the first tokens of the same generation again, in one reply."""
     fields = {**_sampling_fields(request, vocab_size, max_context_tokens), "stream": False, "return_progress": False}
     return _body({**fields, "n_predict": num_tokens}, request)
 
 
 def encode_ranking(prompt: Prompt, sampled: "array[int]", num_top: int) -> bytes:
-    """The body that asks for the `num_top` most likely tokens after `prompt` and `sampled`.
+    """The body to ask for the `num_top` most likely tokens after `prompt` and `sampled`.
 
     llama.cpp ranks only where it samples, and reports it only if the sample is whole text: it is made to sample "a".
     """
@@ -102,13 +102,13 @@ def encode_ranking(prompt: Prompt, sampled: "array[int]", num_top: int) -> bytes
 
 
 def seed_of(request: GenerateRequest) -> int:
-    """llama.cpp's seed of 32 bits: that of the request, folded; without one, made of its id, so that it is known."""
+    """llama.cpp's seed of 32 bits: the request's, folded; without one, made of its id, hence known."""
     seed = request.params.seed
     return (zlib.crc32(request.request_id.encode()) if seed is None else seed) % NO_SEED
 
 
 def _body(fields: dict[str, object], request: GenerateRequest) -> bytes:
-    """The prompt, which is long, is joined as it is."""
+    """The prompt is long, and is joined as it is."""
     parts = [_json({**_fixed_fields(), **fields})[:-1]]
     if request.params.grammar is not None:
         parts += _grammar_parts(request.params.grammar)
@@ -121,10 +121,11 @@ def _json(value: object) -> bytes:
 
 
 def _fixed_fields() -> dict[str, object]:
-    """Every field whose default could change what is sampled or reported; the server's own never apply.
+    """Every field with a default that could change the sampled tokens or their report; the server's defaults never
+    apply.
 
-    Samplers that are not in `samplers` are not applied, but mirostat would replace them all. `n_cache_reuse` would
-    shift cached keys, which is not exact, and `n_keep` and `n_discard` belong to the context shift.
+    Samplers outside `samplers` are not applied, but mirostat would replace them all. `n_cache_reuse` would shift cached
+    keys, inexactly, and `n_keep` and `n_discard` belong to the context shift.
     """
     return {
         "return_tokens": True,
@@ -189,7 +190,7 @@ def _sampling_fields(request: GenerateRequest, vocab_size: int, max_context_toke
 
 
 def _num_penalized(request: GenerateRequest, max_context_tokens: int | None) -> int:
-    """Number of last tokens that a repetition penalty is for: all. llama.cpp allocates as many as are asked for."""
+    """Number of last tokens under a repetition penalty: all. llama.cpp allocates as many as are asked for."""
     params = request.params
     if params.repetition_penalty == 1.0:
         return 0
@@ -270,10 +271,10 @@ class LlamaCppToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaCppEvent:
-    """One event. `num_predicted` counts all tokens up to and with its own; None where it has no count. `text` is
-    what its tokens, and those left out before them, added; a text that may begin a stop string comes later.
+    """One event. `num_predicted` counts all tokens up to and with its own; None where it has no count. `text` is the
+    addition of its tokens, and of those left out before them; a possible beginning of a stop string comes later.
 
-    `stop_type` is set in the last event, which has no tokens. `num_cached` is None where it is not reported.
+    `stop_type` is set in the last event, one without tokens. `num_cached` is None where it is not reported.
     """
 
     text: str
@@ -286,14 +287,14 @@ class LlamaCppEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFailure:
-    """An error in the middle of a stream, with the status that it would have had before."""
+    """An error in the middle of a stream, with the status it would have had before."""
 
     status: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaCppReply:
-    """A whole reply: all ids, and the tokens among them whose logprob was reported, in order."""
+    """A whole reply: all ids, and the tokens among them with a reported logprob, in order."""
 
     ids: "array[int]"
     sampled: tuple[LlamaCppToken, ...]
@@ -302,7 +303,7 @@ class LlamaCppReply:
 
 
 def decode_event(data: bytes, *, vocab_size: int, num_prompt: int) -> LlamaCppEvent | EngineFailure:
-    """Read one event of a stream. Raises UpstreamInvalid, naming the law that it breaks, and nothing else."""
+    """Read one event of a stream. Raises UpstreamInvalid, naming the broken law, and nothing else."""
     event = decoded(_EVENT, data, _LAWS)
     if event.error is not None:
         return EngineFailure(status=event.error.code if 400 <= event.error.code <= 599 else 500)
@@ -329,7 +330,7 @@ def decode_event(data: bytes, *, vocab_size: int, num_prompt: int) -> LlamaCppEv
 
 
 def decode_reply(body: bytes, *, vocab_size: int, num_prompt: int) -> LlamaCppReply:
-    """Read a whole reply. Raises UpstreamInvalid, naming the law that it breaks, and nothing else."""
+    """Read a whole reply. Raises UpstreamInvalid, naming the broken law, and nothing else."""
     reply = decoded(_EVENT, body, _LAWS)
     _check_prompt(reply, num_prompt)
     if reply.stop_type is None:
@@ -355,9 +356,9 @@ def decode_ranking(body: bytes, *, vocab_size: int, num_prompt: int) -> tuple[To
 
 
 def decode_model(body: bytes) -> tuple[int | None, int | None]:
-    """Size of the vocabulary and tokens of context per request, from `/v1/models`; None for what it does not report.
+    """Size of the vocabulary and tokens of context per request, from `/v1/models`; None for a figure not reported.
 
-    Raises UpstreamInvalid for what is no list of models.
+    Raises UpstreamInvalid for anything but a list of models.
     """
     try:
         models = _MODELS.decode(body)
@@ -400,7 +401,7 @@ def _rows(event: _LlamaCppEvent, vocab_size: int) -> tuple[LlamaCppToken, ...]:
 
 
 def _top(rows: Sequence[_Alternative]) -> tuple[TopLogprob, ...]:
-    """The alternatives that are possible at all: float32 has no probability for the others."""
+    """The possible alternatives: float32 has no probability for the others."""
     return tuple(TopLogprob(id=row.id, logprob=row.logprob) for row in rows if row.logprob > LN_ZERO)
 
 
