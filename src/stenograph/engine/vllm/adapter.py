@@ -1,9 +1,9 @@
-"""The adapter of vLLM's token-in, token-out routes: which one a server has, its aborts, what is asked of it.
+"""The adapter of vLLM's token-in, token-out routes: a server's route, its aborts, the requests to it.
 
 The generate route reports more (weight versions) but is off in a vLLM started without `--enable-scale-out`; its
-completions route also takes ids and gives them back. Which routes there are is found out each time a server comes up,
-by requests that begin nothing. Tokens sampled under a grammar are scored afterwards, because the logprobs that come
-with them are not the model's (scores.py).
+completions route also takes ids and gives them back. Its routes are found each time a server comes up, by requests
+without an effect. Tokens sampled under a grammar are scored afterwards, because their own logprobs are not the model's
+(scores.py).
 """
 
 from array import array
@@ -48,12 +48,12 @@ from stenograph.engine.vllm.wire import context_exceeded, decode_models
 ABORT_PATHS = ("/inference/v1/abort_requests", "/abort_requests")
 """The first comes with the generate route; the second with `VLLM_SERVER_DEV_MODE=1`, or with `--tokens-only`."""
 SCORING_TOKENS = 1
-"""Tokens that a scoring request has to sample, after all that were sampled before."""
+"""Tokens to be sampled by a scoring request, after all tokens sampled before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _VLLMFound:
-    """Abilities that were found at a server. `abort_path` None: a generation ends early only by hanging up."""
+    """Abilities found at a server. `abort_path` None: a generation ends early only by hanging up."""
 
     route: VLLMRoute
     abort_path: str | None
@@ -94,7 +94,7 @@ class VLLM(EngineAdapter):
         return PROBE_PATHS
 
     async def discover(self, ask: Ask) -> None:
-        """Find its model's name and context, which route takes ids, and which one aborts."""
+        """Find its model's name and context, its route for ids, and the one for aborts."""
         models = await list_models(ask)
         served = decode_models(models.body, wanted=self.capabilities.model)
         tried = await ask("POST", VLLMRoute.GENERATE.value, EMPTY_GENERATION)
@@ -168,7 +168,7 @@ class VLLM(EngineAdapter):
         return params.grammar is not None and self.capabilities.logprobs.kind is LogprobsKind.RAW
 
     def _leaving_room(self, request: GenerateRequest) -> SamplingParams:
-        """Parameters under which tokens sampled under a grammar can be scored: that takes one token of the context.
+        """Parameters that leave one token of the context, to score tokens sampled under a grammar.
 
         Raises ContextLengthExceeded where none is left to sample.
         """
@@ -260,7 +260,7 @@ def _route_by(tried: HttpReply) -> VLLMRoute:
 
 
 async def _abort_path(ask: Ask, route: VLLMRoute) -> str | None:
-    """The first abort route that is there. Only GET: a POST without ids aborts everything."""
+    """The first abort route found. Only GET: a POST without ids aborts everything."""
     for path in ABORT_PATHS[0 if route is VLLMRoute.GENERATE else 1 :]:
         if (await ask("GET", path)).status == 405:
             return path

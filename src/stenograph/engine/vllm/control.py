@@ -1,7 +1,7 @@
-"""A vLLM's routes for weights and pauses: what is sent, and what an answer says. Pure.
+"""A vLLM's routes for weights and pauses: requests to send, and answers to read. Pure.
 
-Source: vLLM's `entrypoints/serve/dev` (rlhf, rpc and cache routers), which a server has with `VLLM_SERVER_DEV_MODE=1`.
-It has no route that loads a folder: its workers' own `reload_weights` does, which `/collective_rpc` calls.
+Source: vLLM's `entrypoints/serve/dev` (rlhf, rpc and cache routers), present in a server with `VLLM_SERVER_DEV_MODE=1`.
+It has no route to load a folder: its workers' own `reload_weights` does it, called through `/collective_rpc`.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,8 @@ _INFO = msgspec.json.Decoder(_VLLMInfo)
 def vllm_calls(command: WeightCommand) -> Sequence[Call] | str:
     """The requests of a command, in order; a text says why vLLM does not do it.
 
-    vLLM's `keep` freezes what runs and keeps its keys and values: it stands for both modes that do not abort.
+    vLLM's `keep` freezes running generations and keeps their keys and values: it stands for both modes without an
+    abort.
     """
     match command:
         case UpdateWeights(options=options) if options:
@@ -58,7 +59,7 @@ def _named(version: str) -> Call:
 
 
 async def vllm_version(ask: Ask) -> str | None:
-    """The name that a vLLM has for its weights; None where it has no such route. Raises UpstreamError."""
+    """A vLLM's name for its weights; None where it has no such route. Raises UpstreamError."""
     reply = await ask("GET", INFO_PATH)
     if reply.status != 200:
         return None

@@ -17,13 +17,13 @@ from stenograph.engine.http.transport import Headers
 
 GRAMMARS = frozenset(GrammarKind)
 MAX_TOP_LOGPROBS = 20
-"""The most that vLLM gives where it is started without `--max-logprobs`."""
+"""vLLM's limit where it is started without `--max-logprobs`."""
 EMPTY_GENERATION = b'{"token_ids":[],"sampling_params":{}}'
-"""A generation that is refused before anything is done for it: it shows whether its route is there."""
+"""A generation refused before any work for it: it shows whether its route is there."""
 
 
 class VLLMRoute(enum.Enum):
-    """A route of vLLM that takes a prompt as ids; its value is the path."""
+    """A route of vLLM for a prompt as ids; its value is the path."""
 
     GENERATE = "/inference/v1/generate"
     COMPLETIONS = "/v1/completions"
@@ -32,10 +32,10 @@ class VLLMRoute(enum.Enum):
 def encode_request(
     request: GenerateRequest, *, route: VLLMRoute, model: str, streams: bool, wants_experts: bool = False
 ) -> bytes:
-    """The body of a generation. Raises InvalidRequest for what vLLM cannot be asked for.
+    """The body of a generation. Raises InvalidRequest for anything vLLM cannot be asked for.
 
     The ids are joined as they are, never parsed or encoded again. `wants_experts`: of routed experts only the rows
-    that the line does not have are asked for; whether there are any is the server's setting.
+    missing from the line are asked for; whether there are any is the server's setting.
     """
     parts = [b'{"model":', _json(model), b',"request_id":', _json(request.request_id)]
     if request.routing is not None and request.routing.priority is not None:
@@ -67,15 +67,15 @@ def request_headers(request_id: str, routing: Routing | None) -> Headers:
 
 
 def salt_parts(salt: str | None) -> Iterator[bytes]:
-    """The member that keeps the cache apart by a salt, with a comma before it."""
+    """The member to keep the cache apart by a salt, with a comma before it."""
     if salt is not None:
         yield b',"cache_salt":' + _json(salt)
 
 
 def abort_ids(request_id: str, route: VLLMRoute) -> Sequence[str]:
-    """vLLM's ids for a generation that was asked for as `request_id`. It takes other forms for ids, and does nothing.
+    """vLLM's ids for a generation requested as `request_id`. It takes other forms for ids, and does nothing.
 
-    A completion has an id for each of its prompts; the second form is of versions that had none.
+    A completion has an id for each of its prompts; the second form is of versions without one.
     """
     if route is VLLMRoute.GENERATE:
         return (f"generate-tokens-{request_id}",)
@@ -101,7 +101,7 @@ def _sampling_parts(params: SamplingParams) -> Iterator[bytes]:
 
 
 def num_logprobs(num_top: int) -> int:
-    """The number to ask for: one more than wanted, since a sampled token that is not among the best takes a place."""
+    """The number to ask for: one more than wanted, since a sampled token outside the best takes a place."""
     return min(num_top + 1, MAX_TOP_LOGPROBS) if num_top else 0
 
 

@@ -1,13 +1,13 @@
 """The model's own scores of tokens sampled under a grammar: asks vLLM again, and reads its answer. Pure.
 
-vLLM rules tokens out before it takes its "raw" logprobs, so that a token which the grammar forces has the logprob 0
-(measured; docs/engines.md). A prompt's logprobs are those of the model: the sampled ids are sent as the end of one.
-The laws, besides those of `wire`:
+vLLM rules tokens out before it takes its "raw" logprobs, so a token forced by the grammar has the logprob 0 (measured;
+docs/engines.md). A prompt's logprobs are the model's: the sampled ids are sent as the end of one. The laws, besides
+those of `wire`:
 
-    request_agrees          the reply is to the request that was sent
+    request_agrees          the reply is to the request sent
     has_logprobs            there is a logprob for each id of the prompt
-    logprob_is_told         none is -9999, which vLLM writes where it has none
-    one_version             the weights that answer are those that sampled
+    logprob_is_told         none is -9999, vLLM's mark of a missing one
+    one_version             the weights of the answer are those of the sampled tokens
 """
 
 from array import array
@@ -58,7 +58,7 @@ class Scores:
 
 
 def encode_scoring(request: GenerateRequest, ids: "array[int]", *, route: VLLMRoute, model: str) -> bytes:
-    """The body that asks for the scores of `ids` after the request's prompt."""
+    """The body to ask for the scores of `ids` after the request's prompt."""
     prompt = request.prompt.json
     both = join_ids((prompt, encode_ids(ids)))
     asked = b'"temperature":0,"max_tokens":1,"prompt_logprobs":%d' % request.params.num_top_logprobs
@@ -73,14 +73,14 @@ def encode_scoring(request: GenerateRequest, ids: "array[int]", *, route: VLLMRo
 
 
 def scoring_id(request: GenerateRequest) -> str:
-    """The id under which the scores of `request`'s tokens are asked for."""
+    """The id of the request for the scores of `request`'s tokens."""
     return f"{request.request_id}-scores"
 
 
 def decode_scores(
     body: bytes, ids: Sequence[int], *, request_id: str, route: VLLMRoute, num_prompt: int, num_top: int
 ) -> Scores:
-    """Read the reply to `encode_scoring`. Raises UpstreamInvalid, naming the law that it breaks."""
+    """Read the reply to `encode_scoring`. Raises UpstreamInvalid, naming the broken law."""
     scored = decoded(_SCORED, body, VLLM_LAWS)
     check_request(scored.request_id if route is VLLMRoute.GENERATE else scored.id, request_id, route)
     choice = scored.choices[0]

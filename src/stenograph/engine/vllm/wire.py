@@ -1,20 +1,20 @@
 """vLLM's answers: the bytes of its two routes for token ids, of a reply or of one event of it, as values. Pure.
 
-Owns the names of vLLM's reply fields, and the laws that one body can break by itself; `reply` has those of a whole
-reply. For any bytes, `read` returns what they say or raises `UpstreamInvalid` with the law that was broken:
+Owns the names of vLLM's reply fields, and the laws of one body by itself; `reply` has those of a whole reply. For any
+bytes, `read` returns their content or raises `UpstreamInvalid` with the broken law:
 
     utf8                    the whole body is UTF-8, also where nobody reads it
     json                    it is JSON, with nothing after it
-    shape                   its fields have the types that vLLM gives them
+    shape                   its fields have vLLM's types
     one_choice              there is no more than one choice, the first
     has_ids, has_logprobs   what was sampled is there
-    ids_agree               a logprob is of the token that was sampled
+    ids_agree               a logprob is of the sampled token
     logprob_is_finite       a logprob is a finite number
     id_in_vocab             a token's id is an integer in [0, 2^31)
-    finish_reason, weight_spans, routed_experts_shape, support_of_token     these have the types that they have
+    finish_reason, weight_spans, routed_experts_shape, support_of_token     these have vLLM's types
 
-What vLLM writes instead of a reply, in a stream also under the status 200, is `UpstreamRefused` with the status that
-it names. Field names: as for `request`. Recordings of a real one: tests/service/recordings/vllm.
+An error in place of a reply, in a stream also under the status 200, is `UpstreamRefused` with the status named in it.
+Field names: as for `request`. Recordings of a real one: tests/service/recordings/vllm.
 """
 
 import re
@@ -31,7 +31,7 @@ from stenograph.engine.rows import EngineUsage, Natural, decoded, laws, short
 from stenograph.engine.vllm.request import VLLMRoute, abort_ids
 
 NO_LOGPROB = -9999.0
-"""vLLM's logprob of a token that has none (it is NaN, or was not among those that were computed)."""
+"""vLLM's logprob of a token without one (it is NaN, or was not computed)."""
 
 _Id = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
@@ -42,7 +42,7 @@ class _Candidate(msgspec.Struct, gc=False):
 
 
 class _VLLMRow(msgspec.Struct, gc=False):
-    """A sampled token; vLLM repeats it in `top_logprobs`, which is not read where it was not asked for."""
+    """A sampled token; vLLM repeats it in `top_logprobs`, left unread where it was not asked for."""
 
     token_id: _Id
     logprob: float
@@ -158,7 +158,7 @@ def decode_models(body: bytes, *, wanted: str) -> ServedModel:
 class VLLMTold:
     """The content of one body of either route. `tops` are not sorted, and as many as were asked for or one more.
 
-    `has_choice`: False for the event at the end of a stream that has the usage alone.
+    `has_choice`: False for the event at the end of a stream with the usage alone.
     """
 
     request_id: str | None
@@ -277,12 +277,12 @@ _TOO_LONG = (
         rb"prompt \(length (?P<prompt>\d{1,9})\)[^.]{0,80} longer than the maximum model length of (?P<limit>\d{1,9})"
     ),
 )
-"""vLLM's messages for a request that its context does not hold, of several versions. Source: its
-`renderers/params.py` and `v1/engine/input_processor.py`."""
+"""vLLM's messages for a request too long for its context, of several versions. Source: its `renderers/params.py` and
+`v1/engine/input_processor.py`."""
 
 
 def context_exceeded(body: bytes) -> ContextLengthExceeded | None:
-    """The error that vLLM's refusal is, where it refuses for the length of the request."""
+    """The error for vLLM's refusal, where it refuses for the length of the request."""
     return told_too_long(body, _TOO_LONG)
 
 
@@ -303,7 +303,7 @@ def _named(name: str, logprob: float) -> TopLogprob:
 
 
 def check_request(told: str | None, request_id: str, route: VLLMRoute) -> None:
-    """A reply is to the request that was sent: it has its id, as vLLM spells it. Raises UpstreamInvalid."""
+    """A reply is to the request sent: it has its id, as vLLM spells it. Raises UpstreamInvalid."""
     if told is None or told not in (request_id, *abort_ids(request_id, route)):
         raise UpstreamInvalid(
             "request_agrees",
