@@ -1,1 +1,1 @@
-"""LMDeploy's routes that take ids."""
+"""LMDeploy's routes for ids."""

@@ -1,7 +1,7 @@
-"""The adapter of LMDeploy: which of its routes a server has, its aborts, what is asked of it. Pure.
+"""The adapter of LMDeploy: a server's route, its aborts, the requests to it. Pure.
 
-`/generate` is used where it takes ids, the chat route with `input_ids` where that alone does. A server says in its
-`/openapi.json` which fields it reads; one that shows none is asked by requests that begin nothing.
+`/generate` is used where it takes ids, the chat route with `input_ids` where it alone does. A server lists the fields
+it reads in its `/openapi.json`; one without a list is asked by requests without an effect.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ NO_SESSION = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LMDeployFound:
-    """Abilities that were found at a server. `aborts`: it was started with `--enable-abort-handling`."""
+    """Abilities found at a server. `aborts`: it was started with `--enable-abort-handling`."""
 
     route: LMDeployRoute
     fields: frozenset[str]
@@ -83,7 +83,7 @@ class LMDeploy(EngineAdapter):
         return PROBE_PATHS
 
     async def discover(self, ask: Ask) -> None:
-        """Find its model's name, a route that takes ids, and whether it aborts. Raises UpstreamInvalid without one."""
+        """Find its model's name, a route for ids, and whether it aborts. Raises UpstreamInvalid without one."""
         models = await list_models(ask)
         routes = await _routes(ask)
         route = next((route for route in LMDeployRoute if route in routes), None)
@@ -136,7 +136,7 @@ class LMDeploy(EngineAdapter):
 
 
 async def _routes(ask: Ask) -> dict[LMDeployRoute, frozenset[str]]:
-    """The routes that take ids, with the fields that each reads."""
+    """The routes for ids, each with the fields it reads."""
     document = await ask("GET", OPENAPI_PATH)
     if document.status == 200:
         return fields_by_route(document.body)

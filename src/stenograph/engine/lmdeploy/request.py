@@ -1,7 +1,7 @@
 """LMDeploy's abilities and requests: a `GenerateRequest` to the body of one of its two routes. Pure.
 
 Owns LMDeploy's request fields, for `/generate` and for `/v1/chat/completions` with `input_ids`. LMDeploy passes over
-fields that it does not know, so nothing is sent that this server has not said that it reads (its `/openapi.json`).
+unknown fields, so only the fields listed by this server (in its `/openapi.json`) are sent.
 
 Sources: LMDeploy's `serve/openai/protocol.py` (`GenerateReqInput`, `ChatCompletionRequest`).
 """
@@ -23,7 +23,7 @@ from stenograph.engine.sglang.request import as_json
 JSON_TYPE = "application/json"
 MAX_TEMPERATURE = 2.0
 _FIRST_SESSION = 2**52
-"""Above the ids that a server gives by itself, and below what JSON's readers round."""
+"""Above a server's own ids, and below the integers rounded by JSON readers."""
 
 
 class LMDeployRoute(enum.StrEnum):
@@ -39,14 +39,14 @@ NEEDED: dict[LMDeployRoute, frozenset[str]] = {
         {"input_ids", "return_logprob", "return_token_ids", "include_stop_str_in_output", "session_id"}
     ),
 }
-"""Fields without which a route cannot report what was sampled."""
+"""Fields needed by a route to report the sampled tokens."""
 OLDEST: dict[LMDeployRoute, frozenset[str]] = {
     LMDeployRoute.GENERATE: NEEDED[LMDeployRoute.GENERATE] | {"stop_token_ids"},
     LMDeployRoute.CHAT: NEEDED[LMDeployRoute.CHAT] | {"seed", "response_format"},
 }
-"""Fields that are taken for known at a server that does not show its own."""
+"""Fields taken for known at a server without a list of its own."""
 GRAMMARS = frozenset({GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA, GrammarKind.REGEX})
-"""Grammars that any version can enforce; a server's fields say which of them it can."""
+"""Grammars within the reach of any version; the fields of a server show its own."""
 
 # -- what a server has
 
@@ -88,7 +88,7 @@ _DOCUMENT = msgspec.json.Decoder(_Document)
 
 
 def fields_by_route(openapi: bytes) -> dict[LMDeployRoute, frozenset[str]]:
-    """The fields that each route of a server reads, of those that take ids. Raises UpstreamInvalid for no document."""
+    """The fields read by each of a server's routes for ids. Raises UpstreamInvalid for no document."""
     document = decoded(_DOCUMENT, openapi, ())
     found: dict[LMDeployRoute, frozenset[str]] = {}
     for route in LMDeployRoute:
@@ -121,7 +121,7 @@ def served_model(body: bytes, *, wanted: str) -> str:
 
 
 def grammars_of(fields: Collection[str]) -> frozenset[GrammarKind]:
-    """Grammars that a route with these fields can enforce."""
+    """Grammars enforceable by a route with these fields."""
     return GRAMMARS if "response_format" in fields else frozenset()
 
 
@@ -129,7 +129,7 @@ def grammars_of(fields: Collection[str]) -> frozenset[GrammarKind]:
 
 
 def session_of(request_id: RequestId) -> int:
-    """The number by which a generation can be aborted; LMDeploy's ids are numbers."""
+    """The number for aborting a generation; LMDeploy's ids are numbers."""
     digest = hashlib.blake2b(request_id.encode(), digest_size=8).digest()
     return _FIRST_SESSION + int.from_bytes(digest, "little") % (_FIRST_SESSION - 1)
 
@@ -141,7 +141,7 @@ def encode_abort(session: int) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """A server's way of being asked: its route, the fields that it reads, its model's name, and whether to stream.
+    """The form of a server's requests: its route, the fields it reads, its model's name, and whether to stream.
 
     `eos_ids` end a turn: LMDeploy forgets those of its template where a request brings stop tokens of its own.
     """
@@ -155,7 +155,7 @@ class Wanted:
 
 
 def encode_request(request: GenerateRequest, wanted: Wanted) -> bytes:
-    """The body of a request. Raises InvalidRequest, naming the field, for what this server would pass over."""
+    """The body of a request. Raises InvalidRequest, naming the field, for a field this server would pass over."""
     fields = dict(_fields(request.params, wanted))
     fields |= {"session_id": session_of(request.request_id), "stream": wanted.streams, "return_logprob": True}
     if wanted.route is LMDeployRoute.CHAT:
@@ -202,7 +202,7 @@ def _known(field: str, name: str | None, wanted: Wanted) -> str:
 
 
 def _refuse(params: SamplingParams) -> None:
-    """Raise InvalidRequest for what no LMDeploy does, or does not do exactly."""
+    """Raise InvalidRequest for an option that LMDeploy lacks or applies inexactly."""
     for name, is_asked, why in (
         ("stop", bool(params.stop), "it stops at strings of one token only, and ignores others: use stop_token_ids"),
         ("presence_penalty", params.presence_penalty != 0.0, "it has repetition_penalty alone"),
