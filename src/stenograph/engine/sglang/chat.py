@@ -1,4 +1,4 @@
-"""The adapter of SGLang: a chat goes to the chat route, whose reply its client gets, all else to `/generate`. Pure."""
+"""The adapter of SGLang: chats go to the chat route, and its reply to the client; all else to `/generate`. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ CHAT_PATH = "/v1/chat/completions"
 
 
 class SGLangChat(EngineAdapter):
-    """A server whose chat route knows `input_ids`. What is no chat, its own route serves (`SGLangGenerate`)."""
+    """A server with `input_ids` on its chat route. Its own route serves all but chats (`SGLangGenerate`)."""
 
     def __init__(self, options: AdapterOptions) -> None:
         self._model = options.model
@@ -95,7 +95,7 @@ class SGLangChat(EngineAdapter):
         return await sglang_version(ask)
 
     def _overlap(self) -> None:
-        """From now on ask for whole replies, which say by which weights each token was sampled."""
+        """From now on ask for whole replies: they report the weights of each token."""
         self._note = OVERLAPPED
         self.capabilities = self._own_capabilities()
 
@@ -106,7 +106,7 @@ class SGLangChat(EngineAdapter):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SGLangChatReading(EngineReading):
-    """A reply that comes whole: one chunk with everything."""
+    """A whole reply: one chunk with everything."""
 
     request_id: str
     vocab_size: int

@@ -1,9 +1,9 @@
 """SGLang's chat route as a stream: events to the pieces of a reply, and to its tokens once the stream has ended. Pure.
 
-An event has what a step added to the message, and the log-probabilities of the step's tokens; where a step adds no
-text, they come alone, from a server that runs with a parser. All ids come in one event after the finish, then the
-counts; the names of the weights not at all, so that the server is asked for them at both ends (`SGLangChatStream`).
-The laws here, beside those of `engine/rows.py` and `chat_wire.py`:
+An event has a step's addition to the message, and the log-probabilities of the step's tokens; where a step adds no
+text, they come alone, from a server with a parser. All ids come in one event after the finish, then the counts; the
+names of the weights not at all, so the server is asked for them at both ends (`SGLangChatStream`). The laws here,
+beside those of `engine/rows.py` and `chat_wire.py`:
 
     has_ids                 all ids come in one list, once
     finish_is_last          nothing is added to the message, and no token, after the finish
@@ -55,12 +55,12 @@ STREAM_PARTS = (
     b',"stream":true,"stream_options":{"include_usage":true},"return_output_ids_in_sglext":true'
     b',"return_cached_tokens_details":true'
 )
-"""The members that ask for a stream with all that belongs to a turn."""
+"""The members to ask for a stream with everything of a turn."""
 OVERLAPPED = "its weights change while turns run: chats come whole, with the weights of each token"
 
 
 def streams_whole(params: SamplingParams, replay: ReplayKind) -> bool:
-    """Whether a stream lacks nothing of such a turn, and shows nothing that is cut off later, as a stop string."""
+    """Whether a stream lacks nothing of such a turn, and shows nothing to be cut off later, as a stop string."""
     return replay is ReplayKind.NONE and not (params.support or params.num_top_logprobs or params.stop)
 
 
@@ -129,10 +129,10 @@ _LAWS = laws(
 
 
 class SGLangChatStream(EngineReading):
-    """The reader of one stream. Its methods raise UpstreamInvalid, or the error that the engine reports within a 200.
+    """The reader of one stream. Its methods raise UpstreamInvalid, or the engine's error within a 200.
 
-    `overlapped` is called where the weights were others at the end than at the beginning: nobody knows then which of
-    them sampled which token.
+    `overlapped` is called where the weights were others at the end than at the beginning: the weights of each token are
+    then unknown.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class SGLangChatStream(EngineReading):
         raise UpstreamInvalid("streams", f"a stream was asked for, and {http.content_type[:80]!r} came")
 
     def event(self, data: bytes) -> Sequence[Chunk]:
-        """The piece that an event adds to the reply, if it adds any."""
+        """An event's addition to the reply, if any."""
         event = decoded(_EVENT, data, _LAWS)
         if event.error is not None:
             error = error_of(event.error)
@@ -184,7 +184,7 @@ class SGLangChatStream(EngineReading):
         return self._piece(event.choices[0])
 
     async def settle(self, ask: Ask) -> Sequence[Chunk]:
-        """Ask for the name of the weights once the reply is there; it stays unknown of an engine that is gone then."""
+        """Ask for the name of the weights once the reply is there; it stays unknown of an engine gone by then."""
         begun = self._versions[0]
         if self._finish is None:
             return ()
@@ -264,7 +264,7 @@ class SGLangChatStream(EngineReading):
         )
 
     def _tokens(self, reason: FinishReason) -> Columns:
-        """All ids and logprobs, by all that the engine has reported of them."""
+        """All ids and logprobs, by all the engine's reports of them."""
         usage, is_abort = self._usage, reason is FinishReason.ABORT
         if usage is None:
             raise UpstreamInvalid("has_completion_tokens", "the stream has no usage")

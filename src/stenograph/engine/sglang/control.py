@@ -1,9 +1,8 @@
-"""An SGLang's routes for weights and pauses: what is sent, and what an answer says. Pure.
+"""An SGLang's routes for weights and pauses: requests to send, and answers to read. Pure.
 
-A failed update is a 400. So is one that was taken while generations stood still with their keys and values, if the
-cache was to be emptied: SGLang then has the new weights and keeps their old name. Sources: SGLang's
-`entrypoints/http_server.py`, `managers/io_struct.py`, `managers/scheduler_components/weight_updater.py`; recorded of
-0.5.23.
+A failed update is a 400. So is one taken while generations stood still with their keys and values, if the cache was to
+be emptied: SGLang then has the new weights and keeps their old name. Sources: SGLang's `entrypoints/http_server.py`,
+`managers/io_struct.py`, `managers/scheduler_components/weight_updater.py`; recorded of 0.5.23.
 """
 
 from collections.abc import Sequence
@@ -51,8 +50,8 @@ def sglang_calls(command: WeightCommand) -> Sequence[Call]:
 
 
 def sglang_reply(command: WeightCommand, call: Call, http: HttpReply) -> ControlReply:
-    """The answer to one of those requests. An update that was taken, and whose cache was not emptied, is named, and the
-    cache emptied after all, where no more was in its way than turns that had just ended."""
+    """The answer to one of those requests. An update taken without its cache emptied is named, and the cache emptied
+    after all, where nothing was in its way but turns just ended."""
     if isinstance(command, UpdateWeights) and call.path == UPDATE_PATH and _TAKEN_UNFLUSHED in http.body:
         return ControlReply(then=(*sglang_calls(NameWeights(version=command.version)), _FLUSH))
     return read_control(call, http)
@@ -75,7 +74,7 @@ def _request(command: WeightCommand) -> tuple[str, dict[str, object]]:
 
 
 async def sglang_version(ask: Ask) -> str | None:
-    """The name that an SGLang has for its weights; None where it does not say. Raises UpstreamError."""
+    """An SGLang's name for its weights; None where it does not say. Raises UpstreamError."""
     reply = await ask("GET", INFO_PATH)
     if reply.status != 200:
         return None

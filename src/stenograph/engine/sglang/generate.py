@@ -41,15 +41,15 @@ second is the older name; the others are for routers."""
 SERVER_INFO_PATHS = ("/server_info", "/get_server_info")
 """The second is the older name."""
 WORKERS_PATH = "/workers"
-"""A router's route, which SGLang itself has not."""
+"""A router's route, absent from SGLang itself."""
 
 
 class SGLangGenerate(EngineAdapter):
     """A server with the route `/generate`."""
 
     def __init__(self, options: AdapterOptions) -> None:
-        """Its log-probabilities are raw where it runs with `SGLANG_RETURN_ORIGINAL_LOGPROB`; it takes them from logits
-        that are penalized and masked."""
+        """Its log-probabilities are raw where it runs with `SGLANG_RETURN_ORIGINAL_LOGPROB`; it takes them from
+        penalized and masked logits."""
         self.capabilities = Capabilities(
             engine="sglang-generate",
             model=options.model,
@@ -70,7 +70,7 @@ class SGLangGenerate(EngineAdapter):
         self.streams_chats = False
         """Whether streams of its chat route lack nothing."""
         self.num_unreported = 0
-        """Tokens at the end of a prompt that its chat route does not count."""
+        """Tokens at the end of a prompt, not counted by its chat route."""
 
     def __repr__(self) -> str:
         return f"<SGLangGenerate {self.capabilities.model}>"
@@ -84,8 +84,8 @@ class SGLangGenerate(EngineAdapter):
         return PROBE_PATHS
 
     async def discover(self, ask: Ask) -> None:
-        """Find the context's length, and what else the server says of itself. A router may not report it; then the
-        engine refuses what does not fit."""
+        """Find the context's length, and the server's other facts. A router may not report it; then the engine refuses
+        longer requests."""
         models, server, model = await ask("GET", MODELS_PATH), ServerFacts(), await ask("GET", INFO_PATH)
         for path in SERVER_INFO_PATHS:
             info = await ask("GET", path)

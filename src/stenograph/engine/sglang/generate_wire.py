@@ -4,7 +4,7 @@ Owns the names of that route's fields and how its stream is read. The stream's e
 new ones where the server runs with `--incremental-streaming-output`; both are read, event by event, and held to the
 laws of `engine/rows.py`. One more law is here:
 
-    finish_is_last          nothing follows the part that has the finish reason
+    finish_is_last          nothing follows the part with the finish reason
 
 The server's `text` is ignored: replies are made of ids. Sources: SGLang's `managers/io_struct.py`
 (`GenerateReqInput`), `managers/tokenizer_manager.py`, `sampling/sampling_params.py`.
@@ -54,13 +54,13 @@ from stenograph.engine.sglang.request import (
 JSON_TYPE = "application/json"
 _ANY_OBJECT = '{"type":"object"}'
 _TOKENS_KEPT_BACK = 1
-"""A request that fills SGLang's context to the last token is refused by some versions, and cut by one by others."""
+"""Some versions refuse a request that fills SGLang's context to the last token; others cut it by one."""
 
 # -- the request
 
 
 def encode_generate(request: GenerateRequest, *, replay: ReplayKind) -> bytes:
-    """The body of a request. Raises InvalidRequest for a grammar that SGLang does not take."""
+    """The body of a request. Raises InvalidRequest for a grammar not taken by SGLang."""
     params = request.params
     parts = [b'{"rid":', as_json(request.request_id), b',"stream":', as_json(request.streams)]
     parts.append(b',"return_logprob":true,"logprob_start_len":-1,"return_text_in_logprobs":false')
@@ -123,7 +123,7 @@ def _meta_of(part: _GeneratePart) -> MetaInfo | None:
 
 
 class SGLangGenerateReading(EngineReading):
-    """The reader of one reply. Its methods raise UpstreamInvalid, or the error that the engine reports within a 200."""
+    """The reader of one reply. Its methods raise UpstreamInvalid, or the engine's error within a 200."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class SGLangGenerateReading(EngineReading):
         first_row: int = 0,
         wants_support: bool = False,
     ) -> None:
-        """`replay` is what was asked for, routed experts from `first_row` on; what comes unasked is left out.
+        """`replay` is the payload asked for, routed experts from `first_row` on; any other is left out.
         `wants_support`: supports were asked for."""
         self._support = ReportedSupport(vocab_size) if wants_support else None
         self._request_id = request_id
@@ -150,7 +150,7 @@ class SGLangGenerateReading(EngineReading):
         return f"<SGLangGenerateReading {self._sampled!r}>"
 
     def event(self, data: bytes) -> Sequence[Chunk]:
-        """The chunks that a part brings; the one that ends the generation is held until `end`."""
+        """The chunks of a part; the generation's last one is held until `end`."""
         columns = None
         if len(data) > LARGE_PAYLOAD_BYTES:
             part, columns = decoded_apart(_PART, data, META_LAWS, _meta_of)
@@ -173,7 +173,7 @@ class SGLangGenerateReading(EngineReading):
         return ()
 
     def end(self) -> Sequence[Chunk]:
-        """The chunk that ends the generation, if it came."""
+        """The generation's last chunk, if it came."""
         held, self._held = self._held, None
         return () if held is None else (held,)
 
@@ -213,7 +213,7 @@ class SGLangGenerateReading(EngineReading):
 
 
 def _finish_of(told: MetaFinish | str | None, data: bytes) -> Finish | None:
-    """The generation's end, if it ended. Raises an abort with a status as what it is: a refusal, or a failure."""
+    """The generation's end, if it ended. Raises an abort with a status as a refusal or a failure."""
     if told is None:
         return None
     if isinstance(told, str):
@@ -225,7 +225,7 @@ def _finish_of(told: MetaFinish | str | None, data: bytes) -> Finish | None:
 
 
 def refused_within(status: int, message: str, data: bytes) -> StenographError:
-    """The error that a part of a 200 reports, by the status that it would have had outside."""
+    """The error in a part of a 200, by the status it would have had outside."""
     too_long = context_exceeded(message.encode())
     if too_long is not None:
         return too_long
@@ -252,11 +252,11 @@ _TOO_LONG = (
         rb"Input length \((?P<prompt>\d{1,9}) tokens\) exceeds the maximum allowed length \((?P<limit>\d{1,9}) tokens"
     ),
 )
-"""SGLang's messages for a request that its context does not hold."""
+"""SGLang's messages for a request too long for its context."""
 
 
 def context_exceeded(body: bytes) -> ContextLengthExceeded | None:
-    """The error that SGLang's refusal is, where it refuses for the length of the request."""
+    """The error for SGLang's refusal, where it refuses for the length of the request."""
     return told_too_long(body, _TOO_LONG)
 
 
@@ -288,9 +288,9 @@ class ServerFacts(msgspec.Struct):
 
     @property
     def max_context_tokens(self) -> int | None:
-        """Tokens that a request may have in all, so that its prompt is not refused; None where neither is reported.
+        """The most tokens of a request in all, with its prompt still accepted; None where neither is reported.
 
-        A prompt has to be shorter than `max_req_input_len`: six tokens below the context, or what the cache holds."""
+        A prompt has to be shorter than `max_req_input_len`: six tokens below the context, or the cache's capacity."""
         limits = [self.context_length - _TOKENS_KEPT_BACK] if self.context_length else []
         limits += [self.max_req_input_len] if self.max_req_input_len else []
         return min(limits, default=None)
@@ -309,7 +309,7 @@ class ServerFacts(msgspec.Struct):
 
     @property
     def num_unreported(self) -> int:
-        """Tokens at the end of a prompt that the chat route does not count: Kimi K3's generation prompt."""
+        """Tokens at the end of a prompt, not counted by the chat route: Kimi K3's generation prompt."""
         is_k3 = self.tool_call_parser == "kimi_k3" or "KimiK3" in "".join((self.architectures or [])[:1])
         return _KIMI_K3_STUB_TOKENS if is_k3 else 0
 
@@ -321,7 +321,7 @@ _KIMI_K3_STUB_TOKENS = 3
 
 
 def context_of_models(body: bytes) -> int | None:
-    """Tokens that a request may have in all, from `/v1/models`; None where it does not say, as behind a router."""
+    """Tokens of a request in all, from `/v1/models`; None where it does not say, as behind a router."""
     try:
         told = [card.max_model_len for card in _MODELS.decode(body).data if card.max_model_len]
     except (msgspec.DecodeError, RecursionError):
@@ -330,7 +330,7 @@ def context_of_models(body: bytes) -> int | None:
 
 
 def facts_of(body: bytes) -> ServerFacts:
-    """The facts in an answer; none of a body that is something else."""
+    """The facts in an answer; none of any other body."""
     try:
         return _FACTS.decode(body)
     except (msgspec.DecodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""A grammar in the words of SGLang's routes, but for JSON Schemas, which each route takes in its own way. Pure."""
+"""A grammar in the words of SGLang's routes, but for JSON Schemas, since each route takes them in its own way. Pure."""
 
 import re
 
@@ -8,13 +8,13 @@ from stenograph.core.errors import InvalidRequest
 from stenograph.core.types import Grammar, GrammarKind
 
 GRAMMARS = frozenset(GrammarKind) - {GrammarKind.LARK}
-"""Grammars that SGLang takes. Its `ebnf` is GBNF's dialect, not llguidance's Lark."""
+"""Grammars taken by SGLang. Its `ebnf` is GBNF's dialect, not llguidance's Lark."""
 _CHOICES = msgspec.json.Decoder(list[str])
 _ESCAPED = re.compile(r'["\\\x00-\x1f\x7f]')
 
 
 def pattern_field(grammar: Grammar) -> tuple[str, str]:
-    """The field, and its value, of a grammar that is no JSON Schema. Raises InvalidRequest for one it cannot take."""
+    """The field, and its value, of a grammar other than a JSON Schema. Raises InvalidRequest for one it cannot take."""
     match grammar.kind:
         case GrammarKind.REGEX:
             return "regex", grammar.source
@@ -38,6 +38,6 @@ def choice_as_ebnf(source: str) -> str:
 
 
 def _escape(found: "re.Match[str]") -> str:
-    """GBNF's spelling, in a string, of a character that cannot stand for itself."""
+    """GBNF's spelling, in a string, of a character to be escaped."""
     char = found[0]
     return f"\\{char}" if char in '"\\' else f"\\x{ord(char):02x}"

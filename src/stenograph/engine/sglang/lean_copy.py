@@ -1,4 +1,4 @@
-"""The client's copy of a chat reply of SGLang's, without what is for training alone (`--reply lean`). Pure."""
+"""The client's copy of a chat reply of SGLang's, without the payloads for training (`--reply lean`). Pure."""
 
 import msgspec
 
@@ -11,8 +11,8 @@ _LIST = msgspec.json.Decoder(list[msgspec.Raw])
 def cut_replay(body: bytes) -> bytes:
     """A reply's body without `routed_experts` and `indexer_topk`; every other value is spelled as it came.
 
-    SGLang writes them into each choice's `meta_info` and, in some versions, once more into `sglext`. A body that has
-    neither is returned as the same object. Takes bodies that `decode_reply` has taken.
+    SGLang writes them into each choice's `meta_info` and, in some versions, once more into `sglext`. A body with
+    neither is returned as the same object. Takes bodies accepted by `decode_reply`.
     """
     reply = _OBJECT.decode(body)
     choices = _LIST.decode(reply["choices"])

@@ -1,6 +1,6 @@
-"""The fields of a request to SGLang on any route: the prompt's ids, sampling, what to replay. Pure.
+"""The fields of a request to SGLang on any route: the prompt's ids, sampling, replay. Pure.
 
-Owns those of SGLang's names that its routes share. Source: SGLang's `sampling/sampling_params.py`.
+Owns SGLang's names common to its routes. Source: SGLang's `sampling/sampling_params.py`.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from stenograph.core.types import SamplingParams
 from stenograph.engine.settings import ReplayKind
 
 MAX_SUPPORT_TOP_K = 4096
-"""SGLang tells which ids could be sampled up to this `top_k` (its `--sampling-mask-max-tokens`)."""
+"""SGLang reports the ids open to sampling up to this `top_k` (its `--sampling-mask-max-tokens`)."""
 
 
 as_json = msgspec.json.encode
@@ -23,9 +23,9 @@ as_json = msgspec.json.encode
 
 
 def sampling_fields(params: SamplingParams) -> dict[str, object]:
-    """Every parameter by name: an engine's own defaults, which may come from its model's files, never apply.
+    """Every parameter by name: an engine's own defaults (some from its model's files) never apply.
 
-    Raises InvalidRequest for what SGLang does not do as it is meant.
+    Raises InvalidRequest for an option SGLang does not apply as it is meant.
     """
     if params.min_tokens and params.stop:
         raise InvalidRequest(
@@ -57,7 +57,7 @@ def sampling_fields(params: SamplingParams) -> dict[str, object]:
 
 
 def salt_parts(salt: str | None) -> Iterator[bytes]:
-    """The member that keeps the cache apart by a salt, with a comma before it. Every route of SGLang takes this one."""
+    """The member to keep the cache apart by a salt, with a comma before it. Every route of SGLang takes this one."""
     if salt is not None:
         yield b',"extra_key":' + as_json(salt)
 
@@ -65,8 +65,8 @@ def salt_parts(salt: str | None) -> Iterator[bytes]:
 def routing_parts(routing: Routing) -> Iterator[bytes]:
     """Members with the routing hints, each with a comma before it. Both routes have them under the same names.
 
-    The rank goes under its older name too: versions before `routed_dp_rank` know no other, and leave out in silence
-    what they do not know.
+    The rank goes under its older name too: versions before `routed_dp_rank` know no other, and leave out unknown ones
+    in silence.
     """
     hints = {
         "priority": routing.priority,
@@ -83,9 +83,9 @@ def routing_parts(routing: Routing) -> Iterator[bytes]:
 
 
 def replay_parts(replay: ReplayKind, first_row: int) -> Iterator[bytes]:
-    """Members that ask for what trainers replay, each with a comma before it; routed experts from `first_row` on.
+    """Members to ask for replay payloads, each with a comma before it; routed experts from `first_row` on.
 
-    SGLang takes a first row from 0 to the prompt's length; versions that do not know the field send all rows.
+    SGLang takes a first row from 0 to the prompt's length; versions without the field send all rows.
     """
     if replay in (ReplayKind.ROUTED_EXPERTS, ReplayKind.ALL):
         yield b',"return_routed_experts":true'
@@ -96,12 +96,12 @@ def replay_parts(replay: ReplayKind, first_row: int) -> Iterator[bytes]:
 
 
 def tells_support(params: SamplingParams) -> bool:
-    """Whether SGLang tells which ids could be sampled. It refuses to where nothing is cut off, also under a grammar."""
+    """Whether SGLang reports the ids open to sampling. It refuses to where nothing is cut off, also under a grammar."""
     return params.temperature >= GREEDY_BELOW and is_truncated(params)
 
 
 def support_parts(params: SamplingParams) -> Iterator[bytes]:
-    """The member that asks for supports, with a comma before it."""
+    """The member to ask for supports, with a comma before it."""
     if tells_support(params):
         yield b',"return_sampling_mask":true'
 
