@@ -1,8 +1,8 @@
-"""The connections of an engine that several processes share: commands from each, to each the events of its own.
+"""The connections of an engine shared by several processes: commands from each, to each the events of its own.
 
-A generation is named by its connection and the name that it has there, so that no two processes name each other's. One
-thread a connection reads and only submits, one writes: a process that reads nothing holds up nobody else. Whoever
-leaves has its generations aborted.
+A generation is named by its connection and its name there, so no two processes name each other's. One thread a
+connection reads and only submits, one writes: a process that reads nothing holds up nobody else. The generations of a
+departed process are aborted.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ class ConnectionDesk:
         threading.Thread(target=self._accept, args=(listener,), name="accept", daemon=True).start()
 
     def send(self, *events: Event) -> None:
-        """Give each connection its events. Those of nobody, and of one that has left, are dropped."""
+        """Give each connection its events. Those of nobody, and of a closed one, are dropped."""
         for event in events:
             if isinstance(event, GrammarTook):
                 with self._lock:
@@ -96,7 +96,7 @@ class ConnectionDesk:
                 self._obey(Abort(request_id=name))
 
     def _take_commands(self, number: int, connection: "_Connection", names: set[RequestId]) -> None:
-        """Obey commands until there are no more. `names` has what they began and what has not ended."""
+        """Obey commands until there are no more. `names` has their unended generations."""
         while (payload := read_frame(connection.commands)) is not None:
             command = COMMANDS.decode(payload)
             name = RequestId(f"{number}:{command.request_id}")
@@ -107,7 +107,7 @@ class ConnectionDesk:
 
 
 class _Connection:
-    """One process's connection, and the events that wait to be written to it."""
+    """One process's connection, and the events waiting to be written to it."""
 
     def __init__(self, accepted: socket.socket) -> None:
         self.commands = accepted.makefile("rb")
@@ -124,7 +124,7 @@ class _Connection:
         self._events.put(event)
 
     def take_ended(self, number: int) -> set[RequestId]:
-        """Names of what has ended since the last call."""
+        """Names of the generations ended since the last call."""
         ended: set[RequestId] = set()
         with contextlib.suppress(queue.Empty):
             while True:

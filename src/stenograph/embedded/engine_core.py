@@ -1,7 +1,7 @@
 """The engine's core: takes requests, advances them one step at a time, returns events. One thread owns it.
 
 Owns the waiting and the running requests. A step asks the scheduler for a plan, carries it out with blocks and one
-forward pass, and samples a token for each sequence whose tokens are all in the KV. Adding a request only checks and
+forward pass, and samples a token for each sequence with all its tokens in the KV. Adding a request only checks and
 enqueues it; its grammar compiles on a thread meanwhile. A failure of one request's grammar, logits or sampler ends that
 request alone.
 """
@@ -50,7 +50,7 @@ class EngineLimits:
 
     @classmethod
     def of(cls, options: EmbeddedOptions) -> "EngineLimits":
-        """The limits that the options of the engine's process say."""
+        """The limits in the options of the engine's process."""
         return cls(
             max_batch=options.max_batch,
             kv_tokens=options.kv_tokens,
@@ -77,7 +77,7 @@ class EngineLimits:
 
 
 class EngineCore:
-    """All requests of one model. Not thread-safe; other threads call only the `wake` that it is given.
+    """All requests of one model. Not thread-safe; other threads call only its `wake`.
 
     `tokenizer` is asked for by the first request with stop strings.
     """
@@ -116,7 +116,7 @@ class EngineCore:
 
     @property
     def max_context_tokens(self) -> int:
-        """The longest sequence that fits model and KV."""
+        """The longest sequence to fit model and KV."""
         return min(self._forward.config.max_context, self._limits.kv_tokens)
 
     @property
@@ -205,8 +205,8 @@ class EngineCore:
     def swap(self, prepared: PreparedWeights, version: str) -> tuple[PreparedWeights, int]:
         """Sample with other weights from the next step on. Returns those before, and how many requests ran.
 
-        Those go on: with their ids, samplers and grammars, and keys and values that are computed again. Nothing that
-        the old weights computed is found any more.
+        Those go on: with their ids, samplers and grammars, and keys and values that are computed again. Results of the
+        old weights are not found any more.
         """
         num_running = len(self._running)
         self._retract()
@@ -244,7 +244,7 @@ class EngineCore:
     # -- what a step does
 
     def _begin_grammars(self) -> list[Sampled | Failed]:
-        """Hand compiled grammars to their waiting requests; end requests whose grammar does not compile."""
+        """Hand compiled grammars to their waiting requests; end requests if their grammar does not compile."""
         events: list[Sampled | Failed] = []
         for sequence in list(self._waiting):
             if sequence.grammar is not None and sequence.guide is None and sequence.grammar.done():
@@ -311,7 +311,7 @@ class EngineCore:
         bisect.insort(self._running, sequence, key=_arrival)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Take a sequence's blocks. It waits again in its old place, and recomputes what has been evicted."""
+        """Take a sequence's blocks. It waits again in its old place, and recomputes evicted tokens."""
         self._num_preempted += 1
         self._running.remove(sequence)
         self._close(sequence)

@@ -1,9 +1,9 @@
 """Makes submission light: requests come in from any thread, one thread steps the engine, events go out.
 
-Owns every request from its submission to its one final event, and the thread that steps. `add_request` makes an id,
-stamps the time and enqueues; workers tokenize texts; tokenized requests join the core's queue, which is in order of
-submission: a request whose text took longer goes before younger ones that still wait, and delays none meanwhile. Knows
-nothing of batches, blocks and arithmetic: the core owns them.
+Owns every request from its submission to its one final event, and the stepping thread. `add_request` makes an id,
+stamps the time and enqueues; workers tokenize texts; tokenized requests join the core's queue, kept in order of
+submission: a request with a slower text goes before younger waiting ones, and delays none meanwhile. Knows nothing of
+batches, blocks and arithmetic: the core owns them.
 """
 
 import queue
@@ -26,10 +26,10 @@ MAX_ARRIVING = 1024
 """The most requests on their way to the engine; more are refused."""
 
 KEPT_TIMES = 4096
-"""The most ended requests whose times are kept; the oldest are dropped first."""
+"""The most ended requests with their times kept; the oldest are dropped first."""
 
 Emit = Callable[[Sequence[Sampled | Failed]], None]
-"""Takes events in order, on the thread that steps, at most once a step and once before it; it may call the loop."""
+"""Takes events in order, on the stepping thread, at most once a step and once before it; it may call the loop."""
 
 
 class SteppedCore(Protocol):
@@ -118,7 +118,7 @@ _Message = _Arrived | _Abort | Callable[[], None] | None
 
 
 class EngineLoop:
-    """Takes requests on any thread and emits events on the thread that steps. End it with `close`.
+    """Takes requests on any thread and emits events on the stepping thread. End it with `close`.
 
     `num_workers` threads tokenize; with 0, `add_request` tokenizes, for comparison.
     """
@@ -162,10 +162,10 @@ class EngineLoop:
     ) -> RequestId:
         """Enqueue a request, of text or of ids, and return its id. Its outcome arrives as events.
 
-        The last chunk has the experts of its positions from `routes_from` on; of none if that is None.
+        The last chunk has the experts of its positions from `routes_from` on; of none if it is None.
 
-        Raises EngineUnavailable once the loop is closed, and ValueError for the id of a request that has not ended;
-        then no request is made, and no event follows.
+        Raises EngineUnavailable once the loop is closed, and ValueError for the id of a running request; then no
+        request is made, and no event follows.
         """
         submitted = self._clock.monotonic()
         request, refused = self._register(params, request_id, submitted, routes_from)
@@ -187,11 +187,11 @@ class EngineLoop:
         self._inbox.put(_Abort(request_id))
 
     def between_steps(self, act: Callable[[], None]) -> None:
-        """Have `act` called on the thread that steps, between two steps; not after `close`."""
+        """Have `act` called on the stepping thread, between two steps; not after `close`."""
         self._inbox.put(act)
 
     def wake(self) -> None:
-        """Check again whether the core has work: something that it waited for is done."""
+        """Check again whether the core has work: something awaited is done."""
         self._inbox.put(None)
 
     def pop_times(self, request_id: RequestId) -> RequestTimes | None:
@@ -222,7 +222,7 @@ class EngineLoop:
         self._run(core)
 
     def start(self, core: SteppedCore) -> None:
-        """`run` on a thread of its own, which `close` waits for."""
+        """`run` on a thread of its own; `close` waits for it."""
         thread = threading.Thread(target=self._run, args=(core,), name="engine-loop", daemon=True)
         self._begin(thread)
 
@@ -300,7 +300,7 @@ class EngineLoop:
     def _take(self, core: SteppedCore) -> bool:
         """Wait if there is nothing to step, then handle the messages in the inbox; False if the loop is closed.
 
-        Messages that arrive meanwhile wait for the next step, so a flood of requests delays no step.
+        Messages arriving meanwhile wait for the next step, so a flood of requests delays no step.
         """
         if not (self._closed or core.has_work):
             if not core.has_requests:
@@ -328,7 +328,7 @@ class EngineLoop:
         return Sampled(request_id=request.request_id, chunk=_aborted(request.times.submitted, self._clock.monotonic()))
 
     def _join(self, core: SteppedCore, arrived: _Arrived) -> Failed | None:
-        """Hand a request to the core, unless it has ended meanwhile. Returns the event if that ends it."""
+        """Hand a request to the core, unless it has ended meanwhile. Returns the event if it ends so."""
         request, tokenized = arrived.request, arrived.tokenized
         request_id = request.request_id
         if self._arriving.get(request_id) is not request:
@@ -367,7 +367,7 @@ class EngineLoop:
             self._emit(events)
 
     def _end(self, request_id: RequestId, times: RequestTimes | None) -> None:
-        """Record that a request has its final event; `times` None: the core has none for it."""
+        """Record a request's final event; `times` None: the core has none for it."""
         with self._lock:
             request = self._arriving.pop(request_id, None) or self._in_core.pop(request_id, None)
             if request is None:
@@ -391,7 +391,7 @@ class EngineLoop:
 
 
 def _aborted(submitted: float, now: float) -> Chunk:
-    """The end of a request that the core never had."""
+    """The end of a request unknown to the core."""
     times = EngineTimes(submitted=submitted, admitted=now, first_token=now, finished=now)
     return Chunk(ids=(), logprobs=(), finish=Finish(reason=FinishReason.ABORT), times=times)
 

@@ -1,4 +1,4 @@
-"""The options of the embedded engine's process, which the server passes as one line of JSON."""
+"""The options of the embedded engine's process, passed by the server as one line of JSON."""
 
 from dataclasses import dataclass
 
@@ -8,17 +8,16 @@ from stenograph.embedded.settings import ForwardKind, TorchDtype
 from stenograph.model.settings import EncoderKind
 
 FIRST_VERSION = "0"
-"""Name of the weights that the engine starts with, unless it is given another."""
+"""Name of the engine's first weights, unless it is given another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedOptions:
     """`threads` are BLAS threads; `torch_device` and `torch_dtype` count where `forward` is torch. `tokenize_workers`
-    are threads that make ids of text, with the library `encoder`, which is the server's, as are its tokenizer's
+    are threads for making ids of text, with the server's library `encoder`; the server's as well are its tokenizer's
     `num_ids` ids (0: not known). `reports_routes`: its server asks for the experts of tokens, so the model has to be a
-    mixture of experts. `weight_version` names the
-    weights; `weights` is where they are if not with the model. The rest bounds the engine: see
-    `EngineLimits`."""
+    mixture of experts. `weight_version` names the weights; `weights` is where they are if not with the model. The rest
+    bounds the engine: see `EngineLimits`."""
 
     threads: int = 1
     max_batch: int = 16

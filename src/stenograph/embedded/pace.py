@@ -1,4 +1,4 @@
-"""The rate at which requests end, from which a refused request's `Retry-After` is estimated. Pure."""
+"""The rate of ending requests, and from it a refused request's `Retry-After`. Pure."""
 
 SMOOTHING = 0.8
 """The weight of the old mean when a new interval arrives."""
@@ -27,5 +27,5 @@ class Pace:
 
     @property
     def retry_after_s(self) -> float:
-        """Seconds until a waiting request will probably have begun, which frees a place. In [1, 60]."""
+        """Seconds until a waiting request will probably have begun and freed a place. In [1, 60]."""
         return min(LONGEST_S, max(SHORTEST_S, self._mean_s or SHORTEST_S))

@@ -1,8 +1,8 @@
 """Samples one token from a row of logits. Owns a request's random generator and its token counts; knows no batch.
 
-The logits are processed in vLLM's order: penalties, bias, grammar, temperature, min-p, top-k, top-p. Raw
-logprobs are taken before any of it. Everything is float64 and over the whole vocabulary; only values are sorted, never
-indices, which takes ten times as long.
+The logits are processed in vLLM's order: penalties, bias, grammar, temperature, min-p, top-k, top-p. Raw logprobs are
+taken before any of it. Everything is float64 and over the whole vocabulary; only values are sorted, as sorting indices
+takes ten times as long.
 """
 
 import math
@@ -35,8 +35,8 @@ class BadLogits(Exception):
 class SampledToken:
     """A token, ln p of it in nats under the raw and under the sampling distribution, and the likeliest (raw).
 
-    `tempered_logprob` is there where neither of the two is it: `core.logprobs.separates_tempered`. `support` [N]: the
-    ids that could be sampled, ascending; None where that is every id, or was not asked for.
+    `tempered_logprob` is given if it differs from both: `core.logprobs.separates_tempered`. `support` [N]: the ids open
+    to sampling, ascending; None if every id is, or if it was not asked for.
     """
 
     id: int
@@ -110,8 +110,8 @@ class TokenSampler:
         return scores
 
     def _place(self, scores: Doubles) -> tuple[int, float, Places | None]:
-        """A place in `scores` [N], ln p of it under the sampling distribution, and the places that are left (None: all)
-        when the unlikely ones are cut off."""
+        """A place in `scores` [N], ln p of it under the sampling distribution, and the places left (None: all) when the
+        unlikely ones are cut off."""
         scaled = scores / self._params.temperature
         kept = kept_places(scaled, self._params)
         if kept is not None:
@@ -127,7 +127,7 @@ class TokenSampler:
 
 
 def _support(allowed: Ids | None, kept: Places | None) -> Ids | None:
-    """The ids that are left: of those that are allowed (None: all) the ones at the places that truncation leaves."""
+    """The ids left by truncation: of the `allowed` (None: all), the ones at its places."""
     if allowed is None or kept is None:
         return kept if allowed is None else allowed
     left: Ids = allowed[kept]
@@ -150,9 +150,9 @@ def log_softmax(scores: Doubles) -> Doubles:
 
 
 def kept_places(scores: Doubles, params: SamplingParams) -> Places | None:
-    """The places in `scores` [N] that min-p, then top-k, then top-p leave, ascending; None: all.
+    """The places in `scores` [N] left by min-p, then top-k, then top-p, ascending; None: all.
 
-    The likeliest always stays; of equal ones, those that come first.
+    The likeliest always stays; of equal ones, the first.
     """
     has_top_k = 0 < params.top_k < len(scores)
     if params.min_p <= 0.0 and params.top_p >= 1.0 and not has_top_k:
@@ -166,7 +166,7 @@ def kept_places(scores: Doubles, params: SamplingParams) -> Places | None:
 
 
 def highest_places(scores: Doubles, num: int) -> Places:
-    """Places of the `num` highest in `scores` [N], ascending; of equal ones, those that come first."""
+    """Places of the `num` highest in `scores` [N], ascending; of equal ones, the first."""
     if num >= len(scores):
         return np.arange(len(scores))
     lowest = np.partition(scores, -num)[-num]
@@ -176,10 +176,10 @@ def highest_places(scores: Doubles, num: int) -> Places:
 
 
 def _nucleus(scores: Doubles, top_p: float) -> Places:
-    """The fewest places whose share is `top_p` or more, ascending.
+    """The fewest places with a share of `top_p` or more, ascending.
 
-    Only heavy ones are sorted. Each light one is lighter than an N-th of what may be left out, so that all of them
-    together are lighter than that: none is needed.
+    Only heavy ones are sorted. Each light one is lighter than an N-th of the share to leave out, so all of them
+    together are lighter than it: none is needed.
     """
     weights: Doubles = np.exp(scores - scores.max())
     total = float(weights.sum())

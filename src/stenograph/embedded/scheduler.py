@@ -1,29 +1,29 @@
 """Plans the engine's next step: a pure function of the waiting and running requests and the budget.
 
-A step is one forward over at most `step_tokens` tokens. Keys and values lie in blocks, and blocks are what runs out.
-`plan` decides four things, in this order:
+A step is one forward over at most `step_tokens` tokens. Keys and values lie in blocks, and blocks run out. `plan`
+decides four things, in this order:
 
-1. Who is preempted. Every sequence that decodes, and the oldest whatever it does, needs a block for its next token.
-   While blocks are too few for that, the youngest gives up its own: it waits again, in its place by arrival, and on its
-   return computes anew what has been evicted. The youngest, because it loses least, and because the oldest, which never
-   goes, then gets on whatever the load: each in its turn becomes the oldest, so all end.
+1. Preemption. Every decoding sequence, and the oldest whatever it does, needs a block for its next token. While
+   blocks are too few for that, the youngest gives up its own: it waits again, in its place by arrival, and on its
+   return recomputes evicted tokens. The youngest, because it loses least, and because the oldest never goes and so gets
+   on under any load: each in its turn becomes the oldest, so all end.
 2. Decode. Each gets its one token. First, because a client may be reading along, and one token more costs little.
-3. Prefill, in chunks, from what is left of the step: so no long prompt holds up those that decode. The oldest first,
-   and a younger one only if every older is done, because half a prompt is of no use.
-4. Admission, in order, from what is left then. One that does not fit holds back those behind it, so that a long prompt
-   is not passed for ever. None in a step that preempted: its blocks would be those just given up.
+3. Prefill, in chunks, from the rest of the step: so no long prompt holds up decoding sequences. The oldest first, and a
+   younger one only if every older is done, because half a prompt is of no use.
+4. Admission, in order, from the rest then. If one does not fit, it holds back those behind it, so a long prompt is not
+   passed for ever. None in a step with a preemption: its blocks would be those just given up.
 
 The corners:
 
-- Preempted sequences that share blocks with one another give up more than is counted. So more may be preempted than had
-  to be; and where the oldest is the only one left, there may still be no block for it by this count. Then the step only
-  preempts, and the next one, which has the true number, goes on.
-- The oldest, alone, always has its block, because only requests that fit all the blocks are accepted. So a plan is
-  empty only where nothing is to do; an empty one beside requests shows that one was accepted which does not fit.
+- Preempted sequences with blocks in common give up more than is counted. So more may be preempted than had to be; and
+  where the oldest is the only one left, there may still be no block for it by this count. Then the step only preempts,
+  and the next one, with the true number, goes on.
+- The oldest, alone, always has its block, because a request is accepted only if it fits all the blocks. So a plan is
+  empty only where nothing is to do; an empty one beside requests means a request was accepted that does not fit.
 - A chunk of prefill is cut to the blocks there are. With none, it waits until an older sequence ends or a younger one
   is preempted; rule 1 has freed a block for the oldest of all.
 - An admitted request is sure of blocks for its whole prompt and one more token, though it takes them chunk by chunk:
-  until it is done, no other is admitted. Only those that decode may be before it, and it may be preempted for them.
+  until it is done, no other is admitted. Only decoding sequences may be before it, and it may be preempted for them.
 - Opening an admitted request may find less computed than planned, because another took its blocks. Its share then ends
   earlier in the prompt, and its blocks still suffice, since blocks without a holder were counted as taken.
 
@@ -40,10 +40,10 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting(Generic[Key]):
-    """A request that waits, new or preempted. `num_cached` of its `num_tokens` are found computed, never the last.
+    """A waiting request, new or preempted. `num_cached` of its `num_tokens` are found computed, never the last.
 
-    `num_new_blocks` are what all its tokens and one more take from those available: found blocks that a running
-    sequence holds cost nothing, found ones that nobody holds do.
+    `num_new_blocks` are the cost of all its tokens and one more, in available blocks: a found block costs nothing if a
+    running sequence holds it, and one if nobody does.
     """
 
     key: Key
@@ -60,9 +60,9 @@ class Waiting(Generic[Key]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running(Generic[Key]):
-    """A sequence that runs: `num_filled` of its `num_tokens` are computed, in `num_blocks` blocks.
+    """A running sequence: `num_filled` of its `num_tokens` are computed, in `num_blocks` blocks.
 
-    `num_own_blocks` are those that no other sequence holds: what is surely there when this one gives up its own.
+    `num_own_blocks` are held by no other sequence: surely available when this one gives up its own.
     """
 
     key: Key
@@ -88,19 +88,19 @@ class Running(Generic[Key]):
         return self.num_pending == 1
 
     def num_blocks_to_take(self, num_tokens: int, block_tokens: int) -> int:
-        """Blocks beside its own which the next `num_tokens` need."""
+        """Blocks needed for the next `num_tokens`, beside its own."""
         return max(0, -(-(self.num_filled + num_tokens) // block_tokens) - self.num_blocks)
 
     def num_tokens_that_fit(self, num_blocks: int, block_tokens: int) -> int:
-        """Tokens that fit in its own blocks and `num_blocks` more."""
+        """Capacity in tokens of its own blocks and `num_blocks` more."""
         return (self.num_blocks + num_blocks) * block_tokens - self.num_filled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """Limits of a step: tokens to compute, sequences that run, and blocks of `block_tokens` without a holder.
+    """Limits of a step: tokens to compute, running sequences, and blocks of `block_tokens` without a holder.
 
-    `max_prefills` limits the prompts that it may compute tokens of, those just admitted included; None: as many as fit.
+    `max_prefills` limits the prompts in prefill, those just admitted included; None: as many as fit.
     """
 
     step_tokens: int
@@ -130,9 +130,9 @@ class Share(Generic[Key]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan(Generic[Key]):
-    """One step. `shares` are of sequences that stay and of those just admitted; each of them has one at most.
+    """One step. `shares` are of staying and of just admitted sequences; each of them has one at most.
 
-    `preempted` is youngest first: given back in this order, the blocks of whoever returns first are evicted last.
+    `preempted` is youngest first: given back in this order, the blocks of the first to return are evicted last.
     """
 
     preempted: tuple[Key, ...]
@@ -186,6 +186,6 @@ def plan(waiting: Iterable[Waiting[Key]], running: Sequence[Running[Key]], budge
 
 
 def _num_blocks_needed(kept: Sequence[Running[Key]], block_tokens: int) -> int:
-    """Blocks to take so that every sequence that decodes, and the oldest, has one for its next token."""
+    """Blocks to take so that every decoding sequence, and the oldest, has one for its next token."""
     must_go_on = (sequence for sequence in kept if sequence.decodes or sequence is kept[0])
     return sum(sequence.num_blocks_to_take(1, block_tokens) for sequence in must_go_on)

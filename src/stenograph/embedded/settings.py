@@ -1,4 +1,4 @@
-"""The embedded engine's settings: what computes, on what, and how much at once."""
+"""The embedded engine's settings: the library, the device, and how much at once."""
 
 # ruff: noqa: RUF009  (`setting` and `computed` make dataclass fields)
 
@@ -9,14 +9,14 @@ from stenograph.core.settings import Section, Switch, choice, matching, setting,
 
 
 class ForwardKind(enum.StrEnum):
-    """Libraries that compute the embedded engine's forward pass."""
+    """Libraries for the embedded engine's forward pass."""
 
     NUMPY = "numpy"
     TORCH = "torch"
 
 
 class TorchDtype(enum.StrEnum):
-    """Data types in which torch holds weights, keys and values."""
+    """Data types of torch's weights, keys and values."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"

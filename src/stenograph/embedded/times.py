@@ -1,6 +1,6 @@
-"""The times at which one request passed each point on its way: stamped by its owner, read as one frozen view.
+"""The times of one request at each point on its way: stamped by its owner, read as one frozen view.
 
-Owns what lies between which points: TTFT = tokenize + queue + prefill. Reads no clock; all times are seconds of the
+Owns the durations between points: TTFT = tokenize + queue + prefill. Reads no clock; all times are seconds of the
 machine's monotonic clock. A request is stamped by one thread at a time: it is handed on with its times.
 """
 
@@ -18,10 +18,10 @@ def no_tokens() -> "array[float]":
 
 @dataclass(slots=True, kw_only=True)
 class Times:
-    """A request's stamps so far; 0.0 at each point that it has not passed.
+    """A request's stamps so far; 0.0 at each point still ahead.
 
-    `tokens` [T] has the time of each sampled token, the first included. A request that was preempted keeps the
-    time at which it was first admitted.
+    `tokens` [T] has the time of each sampled token, the first included. A preempted request keeps the time of its first
+    admission.
     """
 
     submitted: float
@@ -45,7 +45,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTimes:
-    """A request's stamps; None at each point that it never passed. Durations are None where an end of theirs is."""
+    """A request's stamps; None at each point never passed. Durations are None where an end of theirs is."""
 
     submitted: float
     tokenized: float | None

@@ -1,8 +1,8 @@
-"""Tokenizes texts on threads of its own, so that submitting a prompt does not wait for its tokens.
+"""Tokenizes texts on threads of its own: submitting a prompt does not wait for its tokens.
 
-Owns the threads and the texts that wait for them; each submitted text is answered exactly once, or dropped
-by its owner. The owner bounds how many may wait (loop.py and child.py do). The tokenizer knows which parts of a text
-are trusted, so that the spelling of an added token there is that token. Knows nothing of requests.
+Owns the threads and the texts waiting for them; each submitted text is answered exactly once, or dropped by its owner.
+The owner bounds how many may wait (loop.py and child.py do). The tokenizer knows the trusted parts of a text; there the
+spelling of an added token is that token. Knows nothing of requests.
 """
 
 import queue
@@ -26,13 +26,14 @@ class TextTokenizer(Protocol[Text_contra]):
     """Turns text into ids; called from several threads at once. Threads help only as far as it releases the GIL."""
 
     def encode(self, text: Text_contra, /) -> "array[int]":
-        """Ids [T]. What it raises ends that text alone."""
+        """Ids [T]. An exception ends its text alone."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizeStats:
-    """`num_waiting` texts wait for a thread, `num_running` are being encoded; the rest counts what became of others."""
+    """`num_waiting` texts wait for a thread, `num_running` are being encoded; the rest counts the outcomes of
+    others."""
 
     num_workers: int
     num_waiting: int
@@ -43,10 +44,10 @@ class TokenizeStats:
 
 
 class TokenizeWorkers(Generic[Key, Text]):
-    """`num_workers` threads; with 0, a text is encoded in the thread that submits it. Close it with `close`.
+    """`num_workers` threads; with 0, a text is encoded in the submitting thread. Close it with `close`.
 
-    `done(key, tokenized)` is called once for each text that is not dropped: on a worker, on the submitting thread where
-    there are none, on the closing one for what had no answer by then. Methods may be called from any thread.
+    `done(key, tokenized)` is called once for each text unless it is dropped: on a worker, on the submitting thread
+    where there are none, on the closing one for texts without an answer by then. Methods may be called from any thread.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class TokenizeWorkers(Generic[Key, Text]):
             )
 
     def close(self) -> None:
-        """Answer every text that has none with EngineUnavailable, and let the threads end; waits for no tokenizer."""
+        """Answer every open text with EngineUnavailable, and let the threads end; waits for no tokenizer."""
         with self._lock:
             unanswered = list(self._texts)
             self._texts.clear()

@@ -1,7 +1,7 @@
 """Takes commands about weights and pauses, and answers each with one event.
 
-Owns the thread that reads a set of weights while steps go on, one set at a time. The step loop only swaps: what was
-read and prepared comes in, what was there goes out, and the next set is read to its memory.
+Owns the thread that reads a set of weights while steps go on, one set at a time. The step loop only swaps: the prepared
+set comes in, the old one goes out, and the next set is read to its memory.
 """
 
 import threading
@@ -35,7 +35,7 @@ class WeightDesk:
         self._is_loading = False
 
     def obey(self, command: Control) -> None:
-        """Begin what a command asks for. Cheap: computes and reads nothing."""
+        """Begin a command's work. Cheap: computes and reads nothing."""
         if command.kind is not ControlKind.LOAD:
             self._loop.between_steps(lambda: self._send(self._done(command)))
         elif self._begins():
@@ -49,7 +49,7 @@ class WeightDesk:
         return not was_loading
 
     def _done(self, command: Control) -> Controlled:
-        """Do what takes no time, between two steps."""
+        """Carry out an immediate command, between two steps."""
         core, num_paused = self._core, 0
         match command.kind:
             case ControlKind.PAUSE | ControlKind.RETRACT:
@@ -67,7 +67,7 @@ class WeightDesk:
         return Controlled(request_id=command.request_id, num_paused=num_paused, version=core.weight_version)
 
     def _load(self, command: Control) -> None:
-        """Read, prepare, have it swapped in, keep the memory of what it replaced; then answer, so that the next may
+        """Read, prepare, have the set swapped in, keep the memory of the replaced one; then answer, for the next to
         come."""
         path, problem, num_running = Path(command.path), "", 0
         spare, self._spare = self._spare, None  # what is refused may be larger: its memory goes

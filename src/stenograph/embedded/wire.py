@@ -19,8 +19,8 @@ MAX_FRAME_BYTES = 1 << 30
 
 
 class Generate(msgspec.Struct, frozen=True, tag="generate"):
-    """Begins a generation. `ids` are int32 in the machine's order. `routes_from`: the first position whose
-    experts the last chunk has; None: it has none."""
+    """Begins a generation. `ids` are int32 in the machine's order. `routes_from`: the first position with its experts
+    in the last chunk; None: it has none."""
 
     request_id: RequestId
     ids: bytes
@@ -46,7 +46,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenizeText(msgspec.Struct, frozen=True, tag="tokenize"):
-    """Asks for the ids of a text, whose pieces are in order; `Abort` under the same id drops it unanswered."""
+    """Asks for the ids of a text in ordered pieces; `Abort` under the same id drops it unanswered."""
 
     request_id: RequestId
     pieces: tuple[Piece, ...]
@@ -59,7 +59,7 @@ class ControlKind(enum.StrEnum):
     """Load the weights at `path`, swap them in between two steps, and call them `version`."""
     PAUSE = "pause"
     RETRACT = "retract"
-    """Pause, and take the blocks of all that runs."""
+    """Pause, and take the blocks of all running requests."""
     RESUME = "resume"
     FLUSH = "flush"
     NAME = "name"
@@ -112,7 +112,7 @@ class TokenizedText(msgspec.Struct, frozen=True, tag="tokenized"):
 
 
 class GrammarTook(msgspec.Struct, frozen=True, tag="grammar_took"):
-    """Time that grammars took since the last event of this kind, in seconds, by step."""
+    """Time of grammars since the last event of this kind, in seconds, by step."""
 
     durations_s: dict[GrammarStep, tuple[float, ...]]
 
@@ -128,7 +128,7 @@ class FailureKind(enum.StrEnum):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """A generation ended without a finish. `blame` is the part of the request that is at fault.
+    """A generation ended without a finish. `blame` is the part of the request at fault.
 
     `retry_after_s`: when there may be capacity again, if there was none.
     """

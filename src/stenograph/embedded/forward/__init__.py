@@ -1,1 +1,1 @@
-"""The forward pass of a Llama model, and the weights that it reads."""
+"""The forward pass of a Llama model, and its weights."""

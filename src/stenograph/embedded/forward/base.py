@@ -1,7 +1,7 @@
 """The interface of a forward pass: the seam between the engine's bookkeeping and its arithmetic.
 
-The block pool says in which rows of the KV store a sequence's positions lie, the forward owns the store and computes.
-So NumPy and torch can each keep keys and values where they compute, and no bookkeeping knows an array.
+The block pool gives a sequence's positions their rows of the KV store, the forward owns the store and computes. So
+NumPy and torch can each keep keys and values where they compute, and no bookkeeping knows an array.
 """
 
 import enum
@@ -17,7 +17,7 @@ from stenograph.embedded.forward.weights import F32Array, LlamaConfig, LlamaWeig
 
 
 class LogitsFor(enum.Enum):
-    """The tokens of a segment that get logits: each costs a product with the whole vocabulary."""
+    """The tokens of a segment with logits: each costs a product with the whole vocabulary."""
 
     NONE = enum.auto()
     LAST = enum.auto()
@@ -25,7 +25,7 @@ class LogitsFor(enum.Enum):
 
 
 Routes: TypeAlias = NDArray[np.uint8 | np.uint16]
-"""Experts [tokens, layers, top_k] that tokens went to, the likeliest first."""
+"""Experts [tokens, layers, top_k] of tokens, the likeliest first."""
 
 
 class RowSpan(NamedTuple):
@@ -39,12 +39,12 @@ class RowSpan(NamedTuple):
 class Segment:
     """Tokens [n] of one sequence, at its positions [start, start + n).
 
-    `spans` hold positions [0, start + n) in order, none is empty, and no two that lie side by side are apart: what is
-    contiguous in the store is one span. The forward writes the keys and values of the last n positions, which no other
-    segment may read or write, and reads all; the rows of earlier positions may be shared.
+    `spans` hold positions [0, start + n) in order, none is empty, and adjacent ones are merged: contiguous rows of the
+    store are one span. The forward writes the keys and values of the last n positions (no other segment may read or
+    write these), and reads all; the rows of earlier positions may be shared.
 
-    `routes` [n, layers, top_k] are the experts that its tokens go to, whatever the router says; where the first of them
-    is -1, the router's own. None: the router's own for all.
+    `routes` [n, layers, top_k] are the experts for its tokens, whatever the router says; where the first of them is -1,
+    the router's own. None: the router's own for all.
     """
 
     ids: NDArray[np.intc]
@@ -62,9 +62,9 @@ class Segment:
 
 
 def given_routes(segments: Sequence[Segment], config: LlamaConfig) -> NDArray[np.intc] | None:
-    """The routes [T, layers, top_k] that a batch's segments give, -1 where they give none; None if none gives any.
+    """The routes [T, layers, top_k] given by a batch's segments, -1 where they give none; None if none gives any.
 
-    Raises ValueError for routes of another shape, an expert that is not there, and one twice for a token.
+    Raises ValueError for routes of another shape, an unknown expert, and one twice for a token.
     """
     if not any(segment.routes is not None for segment in segments):
         return None
@@ -86,7 +86,7 @@ def given_routes(segments: Sequence[Segment], config: LlamaConfig) -> NDArray[np
 
 
 def logit_rows(segments: Sequence[Segment]) -> NDArray[np.int64]:
-    """The rows of a batch that get logits, in order; a batch is the segments' tokens one after another."""
+    """The rows of a batch with logits, in order; a batch is the segments' tokens one after another."""
     rows: list[int] = []
     end = 0
     for segment in segments:
@@ -99,7 +99,7 @@ def logit_rows(segments: Sequence[Segment]) -> NDArray[np.int64]:
 
 
 class PreparedWeights(Protocol):
-    """Weights as a forward computes with them, ready to be swapped in. What is in them is the forward's own."""
+    """Weights as a forward computes with them, ready to be swapped in. Their contents are the forward's own."""
 
     @property
     def config(self) -> LlamaConfig:
@@ -107,8 +107,8 @@ class PreparedWeights(Protocol):
         ...
 
     def free(self) -> WeightMemory | None:
-        """Give them up: they are not used again. Returns the memory that they were read to, for the next ones; None
-        where it went when they were prepared."""
+        """Give them up: they are not used again. Returns the memory of their reading, for the next ones; None where it
+        went when they were prepared."""
         ...
 
 
@@ -126,10 +126,10 @@ class Forward(Protocol):
         ...
 
     def forward(self, segments: Sequence[Segment]) -> F32Array:
-        """Logits [rows, vocab], float32: the rows that the segments ask for, in order. Writes the new tokens' KV.
+        """Logits [rows, vocab], float32: the rows requested by the segments, in order. Writes the new tokens' KV.
 
         Raises ValueError, before it writes anything, for no segment, and for an id, a position or a row out of range.
-        The engine never passes one (`EngineCore.add` refuses such a prompt); a caller that scores recorded ids may.
+        The engine never passes one (`EngineCore.add` refuses such a prompt); a caller scoring recorded ids may.
         """
         ...
 
@@ -138,8 +138,8 @@ class Forward(Protocol):
         ...
 
     def routes(self, spans: Sequence[RowSpan]) -> Routes | None:
-        """The experts that the positions in these rows went to when their keys and values were computed; None of a
-        model without experts."""
+        """The experts of the positions in these rows at the computation of their keys and values; None of a model
+        without experts."""
         ...
 
     def prepare(self, config: LlamaConfig, weights: LlamaWeights) -> PreparedWeights:
@@ -156,7 +156,7 @@ class Forward(Protocol):
 
 
 def check_same_shape(old: LlamaConfig, new: LlamaConfig) -> None:
-    """Raise ValueError, naming the first size that differs, for a model that cannot take the other's place."""
+    """Raise ValueError, naming the first different size, for a model unable to take the other's place."""
     for name in ("num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim", "ffn", "vocab_size", "mixture"):
         ours, theirs = getattr(old, name), getattr(new, name)
         if ours != theirs:

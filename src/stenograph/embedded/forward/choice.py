@@ -13,7 +13,7 @@ from stenograph.embedded.settings import ForwardKind, TorchDtype
 def load_forward(path: Path, *, kind: ForwardKind, device: str, dtype: TorchDtype, num_kv_tokens: int) -> Forward:
     """Read a model and allocate its KV store. `device` and `dtype` are torch's alone.
 
-    Raises StartupError, one line: no torch (before anything is read), what `load_weights` raises, too little memory.
+    Raises StartupError, one line: no torch (before anything is read), the errors of `load_weights`, too little memory.
     """
     if kind is ForwardKind.TORCH:
         import_torch()
@@ -33,7 +33,7 @@ def make_forward(
     dtype: TorchDtype,
     num_kv_tokens: int,
 ) -> TorchForward | NumpyForward:
-    """A forward of weights that are read. Raises StartupError as TorchForward does, ValueError for no KV tokens."""
+    """A forward of loaded weights. Raises StartupError as TorchForward does, ValueError for no KV tokens."""
     if kind is ForwardKind.TORCH:
         return TorchForward(config, weights, num_kv_tokens=num_kv_tokens, device=device, dtype=dtype)
     return NumpyForward(config, weights, num_kv_tokens=num_kv_tokens)

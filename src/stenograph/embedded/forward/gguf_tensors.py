@@ -1,8 +1,8 @@
-"""Tensors and metadata of a GGUF file, by name; what cannot be dequantized ends here.
+"""Tensors and metadata of a GGUF file, by name; an unsupported type ends here.
 
 The default model's types are dequantized here, in half of `gguf`'s time; the others by `gguf`.
 
-The header is read by our own reader: `gguf`'s makes an array of each token of a vocabulary, which takes seconds.
+The header is read by our own reader: `gguf`'s makes an array of each token of a vocabulary, and so takes seconds.
 """
 
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ from stenograph.core.loaded import entry
 from stenograph.model.gguf_header import F16, F32, Q4_1, Q8_0, BadGguf, TensorType, read_gguf_header
 
 PIECE_VALUES = 2**16
-"""Values that are dequantized at once: few enough for a core's cache, and for memory that `malloc` hands out again. Of
-a whole tensor the copies on the way are new pages each, which took most of a model's start."""
+"""Values dequantized at once: few enough for a core's cache, and for `malloc` to reuse its memory. Of a whole tensor
+the copies on the way are new pages each: they took most of a model's start."""
 
 _OTHERS = "stenograph.model.gguf_types:dequantize"
 
@@ -56,8 +56,8 @@ class GgufTensors:
         return self._tensors[name].shape[::-1]
 
     def read(self, name: str, out: NDArray[np.float32]) -> None:
-        """Write a tensor, dequantized to float32, to `out`, which has its shape. Raises StartupError for a type that
-        cannot be; KeyError if unknown."""
+        """Write a tensor, dequantized to float32, to `out` of the same shape. Raises StartupError for an unsupported
+        type; KeyError if unknown."""
         tensor = self._tensors[name]
         kind = tensor.kind
         stored = self._data[tensor.start : tensor.start + tensor.num_bytes].reshape(-1, kind.block_bytes)
@@ -93,7 +93,7 @@ def _dequantize(blocks: NDArray[np.uint8], kind: TensorType, out: NDArray[np.flo
 
 
 def _scales(blocks: NDArray[np.uint8], num: int) -> NDArray[np.float32]:
-    """The numbers of 16 bits that each block begins with [N, num]."""
+    """The numbers of 16 bits at the beginning of each block [N, num]."""
     return blocks[:, : 2 * num].view(np.float16).astype(np.float32)
 
 

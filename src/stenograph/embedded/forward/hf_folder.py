@@ -1,7 +1,7 @@
-"""Writes a model of a GGUF file as a folder that torch loads: float32 safetensors, tokenizer and chat template.
+"""Writes a model of a GGUF file as a folder for torch: float32 safetensors, tokenizer and chat template.
 
-The layout is that of Hugging Face, which `transformers`, vLLM and trainers read. The folder gets its name once it is
-whole, and its weights have been read back and compared.
+The layout is Hugging Face's, read by `transformers`, vLLM and trainers. The folder gets its name once it is whole, and
+its weights have been read back and compared.
 """
 
 import json
@@ -68,7 +68,7 @@ def _write(file: Path, text: str) -> None:
 
 
 def _check(file: Path, tensors: dict[str, NDArray[np.float32]]) -> None:
-    """Read the tensors back. Raises OSError for one that is not what was written."""
+    """Read the tensors back. Raises OSError for one that differs."""
     file.chmod(0o644)  # safetensors makes it its owner's alone
     with file.open("rb+") as written:
         os.fsync(written.fileno())

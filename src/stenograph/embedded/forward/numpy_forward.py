@@ -1,8 +1,8 @@
 """The forward pass of a Llama model over a ragged batch, in NumPy, with one MLP a layer or a mixture of experts.
 
-Owns the arithmetic, and the store of keys and values, with the experts that each position went to. Tokens of several
-sequences lie one after another, so that every matrix is multiplied once per step; only attention is done sequence by
-sequence, each over its segment's rows. Knows no requests, no blocks, no sampling, no time.
+Owns the arithmetic, and the store of keys and values, with the experts of each position. Tokens of several sequences
+lie one after another, so that every matrix is multiplied once per step; only attention is done sequence by sequence,
+each over its segment's rows. Knows no requests, no blocks, no sampling, no time.
 """
 
 import mmap
@@ -46,7 +46,7 @@ class NumpyForward:
     """A model's weights, and its keys and values [layers, 2, K, num_kv_tokens, D]. A `Forward`; one thread's."""
 
     def __init__(self, config: LlamaConfig, weights: LlamaWeights, *, num_kv_tokens: int) -> None:
-        """Raises ValueError for more tokens than fit into memory. Rows that no token was written to take no memory."""
+        """Raises ValueError for more tokens than fit into memory. Unwritten rows take no memory."""
         self._num_kv_tokens = num_kv_tokens
         self._kv = _zeroed_pages((config.num_layers, 2, config.num_kv_heads, num_kv_tokens, config.head_dim))
         self._routes = routes_store(config, num_kv_tokens)
@@ -84,7 +84,7 @@ class NumpyForward:
         return None if store is None else np.concatenate([store[span.begin : span.end] for span in spans])
 
     def forward(self, segments: Sequence[Segment]) -> F32Array:
-        """Logits [rows, vocab], float32: the rows that the segments ask for, in order. Writes the new tokens' KV.
+        """Logits [rows, vocab], float32: the rows requested by the segments, in order. Writes the new tokens' KV.
 
         Raises ValueError as every `Forward` does. An id below 0 above all: NumPy would read it from the end.
         """

@@ -1,7 +1,7 @@
 """Tensors of a Hugging Face folder, by name, as float32.
 
-Owns the safetensors layout (8 bytes little-endian header length, JSON header, data) because bfloat16, which most
-published weights have, has no numpy type and is widened here. Knows no architecture.
+Owns the safetensors layout (8 bytes little-endian header length, JSON header, data) because bfloat16, the type of most
+published weights, has no numpy type and is widened here. Knows no architecture.
 """
 
 from io import RawIOBase
@@ -18,7 +18,7 @@ MAX_HEADER_BYTES = 100_000_000
 """The format's own limit (safetensors README)."""
 
 _PIECE_ITEMS = 2**18
-"""Numbers of 16 bits that are widened at once: they stay in the processor's cache."""
+"""Numbers of 16 bits widened at once: they stay in the processor's cache."""
 _ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -29,7 +29,7 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 class SafetensorsFolder:
-    """All tensors of `model.safetensors`, or of the shards that `model.safetensors.index.json` names."""
+    """All tensors of `model.safetensors`, or of the shards named in `model.safetensors.index.json`."""
 
     def __init__(self, folder: Path) -> None:
         """Read the headers. Raises StartupError naming the file at fault."""
@@ -47,8 +47,8 @@ class SafetensorsFolder:
         return self._entries[name][2].shape
 
     def read(self, name: str, out: NDArray[np.float32]) -> None:
-        """Read a tensor to `out`, contiguous and of its stored shape, widened to float32. What is float32 already is
-        copied nowhere else.
+        """Read a tensor to `out`, contiguous and of its stored shape, widened to float32. Float32 data is copied
+        nowhere else.
 
         Raises StartupError; KeyError for an unknown name.
         """

@@ -1,4 +1,4 @@
-"""Teacher-forced logprobs of recorded ids, against which an engine's own logprobs are checked."""
+"""Teacher-forced logprobs of recorded ids, to check an engine's own logprobs against."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from stenograph.embedded.forward.base import Forward, LogitsFor, RowSpan, Segmen
 from stenograph.embedded.sampler import log_softmax
 
 CHUNK_TOKENS = 128
-"""Tokens whose logits are held at once."""
+"""Tokens with logits held at once."""
 
 
 def line_logprobs(
@@ -23,8 +23,8 @@ def line_logprobs(
     """ln p of `ids[num_given:]` in nats, each after all before it; `num_given` is at least 1.
 
     p is the softmax of the logits divided by the temperature, with nothing cut off. `routes` [T - 1, layers, top_k] are
-    the experts that the tokens go to, a row for each but the last; -1: the router's own.
-    Overwrites rows [0, len(ids)) of the model's store: give it a model that no engine uses.
+    the experts of the tokens, a row for each but the last; -1: the router's own. Overwrites rows [0, len(ids)) of the
+    model's store: give it a model not in use by an engine.
     """
     if num_given < 1:
         raise ValueError("the first token comes after nothing, and has no probability")

@@ -1,8 +1,7 @@
 """The forward pass of a Llama model over a ragged batch, in torch: on a GPU, or on the CPU for comparison.
 
-Owns the weights and the KV store on their device. Needs torch, which is larger than all else together and so an extra
-(`pip install -e '.[torch]'`); it is imported when the first TorchForward is made. Knows no requests, no
-sampling, no time.
+Owns the weights and the KV store on their device. Needs torch: larger than all else together and so an extra (`pip
+install -e '.[torch]'`); it is imported when the first TorchForward is made. Knows no requests, no sampling, no time.
 """
 
 import importlib
@@ -144,7 +143,7 @@ class TorchForward:
 
     @property
     def device(self) -> str:
-        """The device that computes, as torch names it: `auto` is resolved."""
+        """The device in use, as torch names it: `auto` is resolved."""
         return str(self._device)
 
     def __repr__(self) -> str:
@@ -153,10 +152,10 @@ class TorchForward:
         return f"<TorchForward {sizes}, {self.num_kv_tokens} KV tokens of {self._dtype} on {self._device}>"
 
     def forward(self, segments: Sequence[Segment]) -> F32Array:
-        """Logits [rows, vocab], float32: the rows that the segments ask for, in order. Writes the new tokens' KV.
+        """Logits [rows, vocab], float32: the rows requested by the segments, in order. Writes the new tokens' KV.
 
-        Raises ValueError, before anything is written, for an id, a position or a row out of range: on a GPU
-        that would end the process.
+        Raises ValueError, before anything is written, for an id, a position or a row out of range: on a GPU it would
+        end the process.
         """
         if not segments:
             raise ValueError("a batch has at least one segment")
@@ -250,7 +249,7 @@ class TorchForward:
         return self._on_device(array).to(self._dtype)
 
     def _on_device(self, array: NDArray[Any]) -> Tensor:
-        """The array on the device; on the CPU its own memory, but for one that must not be written to."""
+        """The array on the device; on the CPU its own memory, but for a read-only one."""
         owned = array if array.flags.writeable else array.copy()
         return self._torch.from_numpy(owned).to(self._device)
 
@@ -281,7 +280,8 @@ class TorchForward:
         )
 
     def _grouped(self, decodes: list[tuple[int, Segment]]) -> Iterable[list[tuple[int, Segment]]]:
-        """Whose attention is done together: lengths within a factor of two, so that less than half is padding."""
+        """Sequences with their attention done together: lengths within a factor of two, so less than half is
+        padding."""
         if not self._pads_decodes:
             return [[decode] for decode in decodes]
         groups: dict[int, list[tuple[int, Segment]]] = {}
@@ -360,8 +360,8 @@ class TorchForward:
         return self._torch.cat(halves, dim=2).to(self._dtype)
 
     def _route(self, router: Tensor, hidden: Tensor, given: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The experts [T, top_k] that tokens go to, the likeliest first or those `given`, and their weights, which are
-        computed in float32."""
+        """The experts [T, top_k] of tokens, the likeliest first or those `given`, and their weights, computed in
+        float32."""
         mixture = self.config.mixture
         assert mixture is not None, "a layer has a router where there are experts"
         scores = self._functional.linear(hidden, router).float().softmax(dim=1)
@@ -386,7 +386,7 @@ class TorchForward:
 
 
 def import_torch() -> Any:
-    """The module `torch`. Raises StartupError, one line, where there is none that can be imported."""
+    """The module `torch`. Raises StartupError, one line, if it cannot be imported."""
     try:
         return importlib.import_module("torch")
     except ModuleNotFoundError as error:

@@ -1,9 +1,9 @@
 """Memory for a set of weights: filled at once, and filled again with the next set of the same shape.
 
-What a set of new memory costs is the kernel's work for each page: 538 MB of float32 are 131,000 pages of 4 KiB, or 260
-of 2 MiB; in a virtual machine that gives free pages back to its host, each of either is a fault of the host besides.
-So pages are of 2 MiB where the system has them, and memory whose weights have been replaced is kept for those that come
-next. Knows no tensors.
+The cost of new memory for a set is the kernel's work for each page: 538 MB of float32 are 131,000 pages of 4 KiB, or
+260 of 2 MiB; in a virtual machine that gives free pages back to its host, each of either is a fault of the host
+besides. So pages are of 2 MiB where the system has them, and the memory of replaced weights is kept for the next ones.
+Knows no tensors.
 """
 
 import math
@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 CHUNK_BYTES = 32 * 2**20
-"""A mapping's size, for arrays that are not larger."""
+"""A mapping's size, for arrays up to it."""
 _ALIGNMENT = 64  # a cache line
 
 
 class WeightMemory:
-    """Hands out arrays that stay apart, until it is cleared. Its mappings live as long as it, or an array in them."""
+    """Hands out disjoint arrays, until it is cleared. Its mappings live as long as it, or an array in them."""
 
     def __init__(self) -> None:
         self._mappings: list[NDArray[np.uint8]] = []
@@ -31,7 +31,7 @@ class WeightMemory:
 
     @property
     def num_bytes(self) -> int:
-        """The size of all mappings; what was never written to takes no memory."""
+        """The size of all mappings; pages never written to take no memory."""
         return sum(len(mapping) for mapping in self._mappings)
 
     def clear(self) -> None:

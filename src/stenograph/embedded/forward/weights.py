@@ -25,7 +25,7 @@ from stenograph.embedded.forward.weight_memory import WeightMemory
 F32Array = NDArray[np.float32]
 
 _CHECKED_ITEMS = 2**20
-"""Numbers that are looked at once: what is found of them takes a megabyte."""
+"""Numbers checked at once: the result takes a megabyte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Llama3Rope:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
     """The experts of a layer, `num_experts` MLPs: a router sends each token to `top_k`. `normalizes`: their weights sum
-    to 1; else they are what the router's softmax over all experts gives them."""
+    to 1; else they are as given by the router's softmax over all experts."""
 
     num_experts: int
     top_k: int
@@ -103,7 +103,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaWeights:
-    """All weights, and what they lie in. `embed` and `head` [vocab, hidden] (one array where tied); `inv_freq` [D / 2],
+    """All weights, and their memory. `embed` and `head` [vocab, hidden] (one array where tied); `inv_freq` [D / 2],
     radians a token."""
 
     embed: F32Array

@@ -1,6 +1,6 @@
 """The interface of a grammar engine: it compiles a grammar once, and each request starts at its beginning.
 
-Owns the seam and the errors that cross it. Knows no grammar engine, no thread and no cache.
+Owns the seam and its errors. Knows no grammar engine, no thread and no cache.
 """
 
 import contextlib
@@ -16,16 +16,16 @@ _SHOWN_CHARS = 500
 
 
 class BadGrammar(Exception):
-    """A grammar that does not compile, or fails on a sampled token; the message, one line, is its engine's."""
+    """A grammar does not compile, or fails on a sampled token; the message, one line, is its engine's."""
 
 
 class GrammarEngineFailed(BadGrammar):
-    """A grammar engine failed in a way that says nothing of the grammar."""
+    """A failure of the grammar engine; it says nothing of the grammar."""
 
 
 @contextlib.contextmanager
 def no_other_error() -> Generator[None]:
-    """Turn any other exception into GrammarEngineFailed, including a library's panic, which is no Exception."""
+    """Turn any other exception into GrammarEngineFailed, including a library's panic (no Exception)."""
     try:
         yield
     except (BadGrammar, KeyboardInterrupt, SystemExit):
@@ -43,7 +43,7 @@ class GrammarState(Protocol):
         ...
 
     def allowed(self) -> Allowed:
-        """The ids [V] that may come next, in a read-only array. Raises BadGrammar."""
+        """The ids [V] allowed next, in a read-only array. Raises BadGrammar."""
         ...
 
     def accept(self, token_id: int) -> None:
@@ -52,7 +52,7 @@ class GrammarState(Protocol):
 
 
 class CompiledGrammar(Protocol):
-    """A grammar that many requests may use, at the same time and from any thread."""
+    """A grammar for any number of requests, at the same time and from any thread."""
 
     def start(self) -> GrammarState:
         """The beginning of the grammar, for one more request."""
@@ -63,7 +63,7 @@ class GrammarBackend(Protocol):
     """A grammar engine for one vocabulary. It may be used from several threads at once."""
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
-        """Compile, which may take long, and find that a first token is possible. Raises BadGrammar."""
+        """Compile, perhaps for long, and check that a first token is possible. Raises BadGrammar."""
         ...
 
 

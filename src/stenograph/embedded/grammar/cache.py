@@ -1,7 +1,7 @@
 """Grammars compiled on threads and cached by content.
 
-Owns the threads that compile and those that guides work on, how long a grammar may take and took, and what is kept.
-A `GrammarBackend` compiles. A grammar's error fails its own request alone.
+Owns the threads for compiling and for guides, how long a grammar may take and took, and the cache's contents. A
+`GrammarBackend` compiles. A grammar's error fails its own request alone.
 """
 
 import threading
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 NUM_MASK_THREADS = 2
 """A mask of SmolLM2's vocabulary takes some 0.1 ms, a step of the model tens of milliseconds."""
 MAX_CACHED = 256
-"""Compiled grammars that are kept, the most recently used."""
+"""Compiled grammars kept, the most recently used."""
 MAX_CACHED_CHARS = 8 * 2**20
 """Most characters of all sources together: the memory of a compiled grammar grows with its source."""
 COMPILE_DEADLINE_S = 30.0
-"""llguidance takes under 1 s for any grammar that is meant."""
+"""llguidance takes under 1 s for any realistic grammar."""
 MAX_OVERDUE = 4
-"""Compilations that run on after their deadline, since no thread can be stopped, before no more are begun."""
+"""Compilations still running after their deadline, since no thread can be stopped, before no more are begun."""
 _STACK_BYTES = 512 * 2**20
 """Stack of a compiling thread, as address space: grammar engines recurse as deep as references go. In the usual 8 MiB
 a chain of 2,000 of them, 35 KB of schema, ended the process."""
@@ -141,7 +141,7 @@ class GrammarCompiler:
 
 
 def _on_a_deep_stack(compile_: Callable[[], CompiledGrammar]) -> "Future[CompiledGrammar]":
-    """Run on a thread of its own, which nothing waits for at the process's end."""
+    """Run on a thread of its own; the process's end does not wait for it."""
     outcome: Future[CompiledGrammar] = Future()
 
     def run() -> None:

@@ -1,7 +1,7 @@
 """One request's masks, filled on a thread while the forward pass runs.
 
-Owns the order of what is done to one grammar state: accept(n), then fill(n + 1), each job after the one before it and
-never two at once. Its owner waits only in `mask`. Knows no grammar engine, and nothing of other requests.
+Owns the order of the jobs on one grammar state: accept(n), then fill(n + 1), each job after the one before it and never
+two at once. Its owner waits only in `mask`. Knows no grammar engine, and nothing of other requests.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,7 +13,7 @@ from stenograph.embedded.sampler import Allowed
 class Guide:
     """One request's position in its grammar. Owned by one thread; the state belongs to the jobs from now on.
 
-    `threads` begin jobs in the order in which they were handed in, so that none waits for one that has not begun.
+    `threads` begin jobs in the order of their submission, so that none waits for one not yet begun.
     """
 
     def __init__(self, state: GrammarState, threads: ThreadPoolExecutor) -> None:
@@ -31,11 +31,11 @@ class Guide:
         return self._state.is_finished
 
     def mask(self) -> Allowed:
-        """The ids [V] that may come next; waits for the mask. Raises BadGrammar, then and at every later call."""
+        """The ids [V] allowed next; waits for the mask. Raises BadGrammar, then and at every later call."""
         return self._mask.result()
 
     def accept(self, token_id: int) -> None:
-        """Step over a sampled token. Returns at once; the next `mask` raises what goes wrong."""
+        """Step over a sampled token. Returns at once; the next `mask` raises any error."""
         self._mask = self._threads.submit(_advance, self._state, self._mask, token_id)
 
     def abandon(self) -> None:

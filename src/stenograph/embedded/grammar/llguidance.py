@@ -1,10 +1,10 @@
-"""Guided decoding with llguidance: translates a `Grammar`, and bounds what a client's grammar may cost.
+"""Guided decoding with llguidance: translates a `Grammar`, and bounds the cost of a client's grammar.
 
 A compiled grammar is never used itself, only copied, because a matcher serves one request; a finished one is never
 advanced. `compute` and the construction of a matcher release the GIL, `consume_token` (10 µs) and `deep_copy` hold it.
 
 llguidance cannot do without an end, and takes id 0 for it where it is given none. A vocabulary without one is given an
-end of its own, behind its last id: the matcher may take it, and no mask that leaves here has it.
+end of its own, behind its last id: the matcher may take it, and no mask given out has it.
 """
 
 import json
@@ -30,13 +30,13 @@ _LIMITS = LLParserLimits(
     max_lexer_states=100_000,
     verbose_errors=False,
 )
-"""Limits of a matcher, so that one request's grammar cannot delay its batch: a step takes some 20 ms at most,
-0.2 s where it is refused, and a request 100 MB. With llguidance's own limits an ambiguous grammar took 0.9 s a step and
+"""Limits of a matcher, so that one request's grammar cannot delay its batch: a step takes some 20 ms at most, 0.2 s
+where it is refused, and a request 100 MB. With llguidance's own limits an ambiguous grammar took 0.9 s a step and
 `(a{1000}){1000}` 0.8 s and 200 MB until it was refused. Schemas of 500 patterns, 5000 values of an enum or 100 formats
 come nowhere near these."""
 
 _JSON_STYLE = cast("JsonCompileOptions", {**JSON_STYLE, "lenient": False})
-"""Never lenient, whatever the schema says of it: a constraint that is not known is refused."""
+"""Never lenient, whatever the schema says of it: an unknown constraint is refused."""
 
 
 class LlguidanceState:
@@ -57,7 +57,7 @@ class LlguidanceState:
         return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
 
     def allowed(self) -> Allowed:
-        """The ids [V] that may come next. Raises BadGrammar when the matcher has failed."""
+        """The ids [V] allowed next. Raises BadGrammar when the matcher has failed."""
         if self.is_finished:
             return self._only_eos
         self._matcher.unsafe_compute_mask_ptr(self._address, self._bits.nbytes)
@@ -79,19 +79,19 @@ class LlguidanceState:
 
 
 class _CompiledLlguidance:
-    """A matcher at its beginning, with its first mask computed, which copies take with them."""
+    """A matcher at its beginning, with its first mask computed; copies take it with them."""
 
     def __init__(self, matcher: LLMatcher, *, only_eos: Allowed) -> None:
         self._matcher = matcher
         self._only_eos = only_eos
 
     def start(self) -> LlguidanceState:
-        """A copy: it shares nothing that either changes."""
+        """A copy; they share only constant data."""
         return LlguidanceState(self._matcher.deep_copy(), only_eos=self._only_eos)
 
 
 class _PlainTokenizer:
-    """Our tokenizer as llguidance wants one. Text that a grammar forces is plain: it never becomes an added token."""
+    """Our tokenizer as llguidance wants one. Text forced by a grammar is plain: it never becomes an added token."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
         self._tokenizer = tokenizer
@@ -137,12 +137,12 @@ class LlguidanceBackend:
 
 
 def _error_of(matcher: LLMatcher) -> str:
-    """The matcher's error, without the traces that llguidance adds to it."""
+    """The matcher's error, without llguidance's traces."""
     return one_line(matcher.get_error().split("\n<")[0])
 
 
 def _source_for(grammar: Grammar) -> str:
-    """The grammar in llguidance's own words. Raises BadGrammar, and ValueError for what is no JSON."""
+    """The grammar in llguidance's own words. Raises BadGrammar, and ValueError for invalid JSON."""
     match grammar.kind:
         case GrammarKind.JSON_OBJECT:
             return LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=_JSON_STYLE)

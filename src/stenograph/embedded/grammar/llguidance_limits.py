@@ -1,8 +1,8 @@
-"""Refuses grammars that llguidance would compile without bound, or not as they are meant. Pure.
+"""Refuses grammars if llguidance would compile them without bound, or not as they are meant. Pure.
 
-Measured with llguidance 1.9: an intersection of 30 patterns, 1.2 KB of schema, took memory at 40 MB a second without
-an end; 300 entries of patternProperties are compared pair by pair for 8 s, 1,000 for more than 30 s. Numbers are read
-as float64: a schema whose only value is 2**53 + 1 admits 2**53 instead.
+Measured with llguidance 1.9: an intersection of 30 patterns, 1.2 KB of schema, took memory at 40 MB a second without an
+end; 300 entries of patternProperties are compared pair by pair for 8 s, 1,000 for more than 30 s. Numbers are read as
+float64: a schema with the single value 2**53 + 1 admits 2**53 instead.
 """
 
 import json
@@ -26,20 +26,20 @@ MAX_SOURCE_CHARS: Mapping[GrammarKind, int] = {
 }
 """Some grammars take time in the square of their length, and all of them stack in proportion to it."""
 MAX_INTERSECTED = 8
-"""Patterns and formats of a schema that intersects anything, and `&` in a Lark grammar: 16 take 0.1 s at most."""
+"""Patterns and formats of a schema with any intersection, and `&` in a Lark grammar: 16 take 0.1 s at most."""
 MAX_PATTERN_PROPERTIES = 64
 LARGEST_INTEGER = 2**53
 
 _EXPLAINING = frozenset({"title", "description", "default", "examples", "$comment"})
 _BESIDE_REF = _EXPLAINING | {"$ref", "$defs", "definitions"}
 _OPAQUE = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/')
-"""Literals of a Lark grammar, in which a `&` says nothing."""
+"""Literals of a Lark grammar; a `&` in one says nothing."""
 _SCHEMA = re.compile(r"%json\s*")
 _JSON = json.JSONDecoder()
 
 
 def check_limits(grammar: Grammar) -> None:
-    """Raise BadGrammar for a grammar that may take unbounded time or memory, or be enforced inexactly."""
+    """Raise BadGrammar for a grammar of unbounded time or memory, or with inexact enforcement."""
     most = MAX_SOURCE_CHARS[grammar.kind]
     if len(grammar.source) > most:
         raise BadGrammar(f"it has {len(grammar.source)} characters; at most {most} are accepted for its kind")
@@ -76,7 +76,7 @@ def _check_schema(schema: object) -> None:
 
 
 def _check_lark(source: str) -> None:
-    """Its own intersections, and each schema in it. What of it is no JSON is found out by what compiles it."""
+    """Its own intersections, and each schema in it. Invalid JSON in it is left to the compiler."""
     own: list[str] = []
     end = 0
     for match in _SCHEMA.finditer(source):
@@ -99,7 +99,7 @@ def _check_intersected(num_patterns: int) -> None:
 
 
 def _within(value: object) -> Iterator[dict[str, object] | int]:
-    """All objects and integers within a JSON value, itself included; what only explains a schema is left out."""
+    """All objects and integers within a JSON value, itself included; a schema's mere explanations are left out."""
     rest = [value]
     while rest:
         here = rest.pop()

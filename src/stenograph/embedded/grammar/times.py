@@ -1,6 +1,6 @@
 """Durations of the steps of grammars, kept until they are taken to be counted.
 
-Owns the durations. They are added on the threads that compile, fill and accept, and taken on any.
+Owns the durations. The compiling, filling and accepting threads add them; any thread takes them.
 """
 
 import threading
@@ -14,7 +14,7 @@ from stenograph.embedded.sampler import Allowed
 
 
 class GrammarTimes:
-    """Durations in seconds, by step, in the order in which they ended."""
+    """Durations in seconds, by step, in the order of their ends."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -42,7 +42,7 @@ class GrammarTimes:
 
 
 class TimedState:
-    """A grammar state whose masks and steps are timed."""
+    """A grammar state with timed masks and steps."""
 
     def __init__(self, state: GrammarState, times: GrammarTimes) -> None:
         self._state = state

@@ -1,1 +1,1 @@
-"""The books of the KV store: the rows of each sequence, and the prefix tree that finds them again. Pure."""
+"""The books of the KV store: the rows of each sequence, and the prefix tree for finding them again. Pure."""

@@ -4,13 +4,13 @@ The store is blocks of 16 rows. Each of them is at any time one of three things:
 
     free      its content is not needed
     findable  a node of the prefix tree: full, or the filled tail of an ended sequence.
-              Held by the live tables on whose path it is; idle where there is none
+              Held by the live tables with it on their path; idle where there is none
     private   one table's alone: not full yet, or its ids are found in another block already
 
-Invariants. A table is a path of the tree from its root, then private blocks. So whoever holds a node holds its
-parents, below an idle node all is idle, and every idle block can be had. A findable block's rows are not written.
-Blocks are evicted only for new ones, the oldest first: an idle block is as old as the last table to leave it,
-and a path is left from its end, so that a child is older than its parent and goes before it.
+Invariants. A table is a path of the tree from its root, then private blocks. So the holder of a node holds its parents,
+below an idle node all is idle, and every idle block can be had. A findable block's rows are not written. Blocks are
+evicted only for new ones, the oldest first: an idle block is as old as the last table to leave it, and a path is left
+from its end, so that a child is older than its parent and goes before it.
 
 Knows no array, no model and no time: the owner of the rows writes and copies them.
 """
@@ -35,7 +35,7 @@ class Match:
     """A sequence's cached prefix: tokens of all ids but its last, and how many whole blocks of them live tables hold.
 
     Those cost no block to take; taking an idle one leaves one less to be had. Where none is to be had at all, the few
-    tokens that would be copied are not found.
+    tokens to copy are not found.
     """
 
     num_tokens: int
@@ -53,7 +53,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStats:
-    """Blocks by what they are now; ids that were found and that were not, and blocks evicted, since the start."""
+    """Blocks by state; ids found and not found, and blocks evicted, since the start."""
 
     num_blocks: int
     num_free: int
@@ -88,22 +88,22 @@ class BlockPool:
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be had: the free ones, and the idle ones, which are found no more then."""
+        """Blocks to be had: the free ones, and the idle ones, then found no more."""
         return len(self._free) + len(self._idle)
 
     def own_blocks(self, table: BlockTable) -> int:
-        """Blocks that only `table` holds: so many more can be had once it is closed."""
+        """Blocks held by `table` alone: so many more can be had once it is closed."""
         return len(table.blocks) - _num_held(table.path, by_at_least=2)
 
     def match(self, ids: "array[int]") -> Match:
-        """The tokens and blocks that `open` would find. Mutates nothing."""
+        """The tokens and blocks for `open` to find. Mutates nothing."""
         found = self._find(ids)
         return Match(num_tokens=found.num_tokens, num_shared_blocks=_num_held(found.path, by_at_least=1))
 
     def open(self, ids: "array[int]") -> tuple[BlockTable, Copy | None]:
-        """A table which holds what is found of all ids but the last: that one is always computed, for its logits.
+        """A table of the found prefix of all ids but the last: the last is always computed, for its logits.
 
-        Whole blocks are shared. Where the next one begins alike, a tail that the ids go on from is taken over where it
+        Whole blocks are shared. Where the next one begins alike, a tail continued by the ids is taken over where it
         lies; of any other block the beginning is to be copied, if there is a block to copy it to.
         """
         found = self._find(ids)
@@ -128,10 +128,10 @@ class BlockPool:
         return True
 
     def fill(self, table: BlockTable, ids: "array[int]", num_filled: int) -> None:
-        """Positions [0, num_filled) of `ids` are computed now: blocks that are full can be found.
+        """Positions [0, num_filled) of `ids` are computed now: full blocks can be found.
 
-        A block whose ids are found elsewhere (two computed them at once) stays private, and what follows it too, until
-        that other one is evicted or the table is closed.
+        A block stays private if its ids are found elsewhere (two computed them at once), and so do the blocks after it,
+        until the other one is evicted or the table is closed.
         """
         assert table.num_filled <= num_filled <= min(len(ids), table.num_tokens), f"{num_filled} filled of {table!r}"
         table.num_filled = num_filled
@@ -144,7 +144,7 @@ class BlockPool:
             table.path.append(node)
 
     def close(self, table: BlockTable, ids: "array[int]") -> None:
-        """Give back all blocks. What is filled can be found, its tail too, until it is evicted."""
+        """Give back all blocks. Filled ones can be found, the tail too, until they are evicted."""
         assert table.num_filled <= len(ids), f"{len(ids)} ids for {table!r}"
         self._tables.remove(table)
         for node in table.path:
@@ -157,7 +157,7 @@ class BlockPool:
                 self._idle.move_to_end(node)
 
     def forget_idle(self) -> None:
-        """Make all idle blocks free: nothing is found any more but what live tables hold."""
+        """Make all idle blocks free: nothing is found any more but the blocks of live tables."""
         self._evict(len(self._idle))
 
     def stats(self) -> PoolStats:
@@ -208,7 +208,7 @@ class BlockPool:
         return table.path[-1] if table.path else self._tree.root
 
     def _begin_like(self, table: BlockTable, near: Near) -> Copy | None:
-        """Give an opening table the tokens that the block after its path has in common with its ids."""
+        """Give an opening table the tokens in common between the block after its path and its ids."""
         node, num_tokens = near.node, near.num_bytes // ID_BYTES
         if near.is_whole:
             self._forget(node)
@@ -261,7 +261,7 @@ class BlockPool:
 
 
 def _num_held(path: list[BlockNode], *, by_at_least: int) -> int:
-    """Nodes of a path that so many tables hold: its first ones, since whoever holds a node holds its parents."""
+    """Nodes of a path held by so many tables: its first ones, since the holder of a node holds its parents."""
     return bisect_right(path, -by_at_least, key=lambda node: -node.num_holders)
 
 

@@ -1,7 +1,7 @@
 """One sequence's rows in the KV store. Pure.
 
-Owns the order of a sequence's blocks, and their rows as spans, merged as blocks are appended, so that a step walks a
-few spans, not all blocks. The pool decides which block to take, and knows what it holds.
+Owns the order of a sequence's blocks, and their rows as spans, merged as blocks are appended, so a step walks a few
+spans, not all blocks. The pool decides on the block to take, and knows its content.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from stenograph.embedded.kv.prefix_tree import BLOCK_TOKENS, BlockNode
 class BlockTable:
     """One sequence's blocks. Its pool changes it; all others read.
 
-    `path` are the nodes of its first blocks, those that can be found; the blocks after them are `private_blocks`.
+    `path` are the nodes of its first blocks, the findable ones; the blocks after them are `private_blocks`.
     `num_filled` positions are computed: [0, num_filled).
     """
 
@@ -33,16 +33,16 @@ class BlockTable:
 
     @property
     def num_tokens(self) -> int:
-        """Positions that there are rows for: whole blocks."""
+        """Positions with rows: whole blocks."""
         return len(self.blocks) * BLOCK_TOKENS
 
     @property
     def private_blocks(self) -> list[int]:
-        """The blocks that no other sequence finds."""
+        """The blocks found by no other sequence."""
         return self.blocks[len(self.path) :]
 
     def spans(self, num_tokens: int, first: int = 0) -> tuple[RowSpan, ...]:
-        """The rows of positions [first, num_tokens), in order; none is empty, and no two that touch are apart."""
+        """The rows of positions [first, num_tokens), in order; none is empty, and touching ones are merged."""
         assert 0 <= num_tokens <= self.num_tokens, f"{num_tokens} positions of {self!r}"
         spans: list[RowSpan] = []
         for begin, end in self._spans:
@@ -74,7 +74,7 @@ class BlockTable:
 
 
 def _runs_of(blocks: Sequence[int]) -> Iterator[range]:
-    """Blocks that lie one after the other, together."""
+    """Runs of adjacent blocks."""
     breaks = [at for at, (one, next_) in enumerate(pairwise(blocks), start=1) if next_ != one + 1]
     for begin, end in pairwise([0, *breaks, len(blocks)]):
         if begin < end:

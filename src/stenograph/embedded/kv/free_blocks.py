@@ -1,7 +1,7 @@
 """The free blocks of the KV store, handed out in long runs. Pure.
 
-Attention costs a product for each contiguous span of a sequence, so few, long runs are cheapest. Knows nothing of what
-blocks hold.
+Attention costs a product for each contiguous span of a sequence, so few, long runs are cheapest. Knows nothing of the
+blocks' content.
 """
 
 import re
@@ -10,7 +10,7 @@ _RUN = re.compile(b"\1+")
 
 
 class FreeBlocks:
-    """A map of the free blocks: a byte for each, so that runs are found by searching bytes."""
+    """A map of the free blocks: a byte for each, to find runs by searching bytes."""
 
     def __init__(self, num_blocks: int) -> None:
         self._is_free = bytearray(b"\1") * num_blocks
@@ -26,7 +26,7 @@ class FreeBlocks:
         return self._is_free[block] == 1
 
     def give(self, block: int) -> None:
-        """Take back a block that was taken."""
+        """Take back a taken block."""
         assert block not in self, f"block {block} is free already"
         self._is_free[block] = 1
         self._num_free += 1
@@ -34,8 +34,8 @@ class FreeBlocks:
     def take(self, num_blocks: int, *, after: int | None) -> list[range]:
         """Take so many, as runs in the order of their use; there must be as many.
 
-        The first run is right after the block `after` if that is free. Any other begins inside the longest free run,
-        with as much space before it, for the sequence that ends there, as after it.
+        The first run is right after the block `after` if it is free. Any other begins inside the longest free run, with
+        as much space before it, for the sequence ending there, as after it.
         """
         assert num_blocks <= self._num_free, f"{num_blocks} blocks of {self!r}"
         runs: list[range] = []
@@ -61,5 +61,5 @@ class FreeBlocks:
         return begin + max(0, end - begin - num_blocks) // 2
 
     def check(self) -> None:
-        """Raises AssertionError where the count is not that of the map."""
+        """Raises AssertionError where the count differs from the map's."""
         assert self._num_free == self._is_free.count(1), f"{self!r} counts wrong"

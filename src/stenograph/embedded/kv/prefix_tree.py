@@ -1,12 +1,12 @@
-"""The tree of cached blocks by their ids, in which a prompt's beginning is found again. Pure.
+"""The tree of cached blocks by their ids, for finding a prompt's beginning again. Pure.
 
 A node is a findable block. Its key is exact, no hash: the serial number of its parent and the bytes of its own ids, so
 a node stands for the ids of its whole path. Only full blocks have children; a node of fewer ids is the tail of a line.
 
-Invariant: no node's ids are the beginning of a sibling's, because the sibling would serve the same look-ups. So, in
-the order of their bytes, the sibling that shares most with given ids is the one just before or just after their place.
+Invariant: no node's ids are the beginning of a sibling's, because the sibling would serve the same look-ups. So, in the
+order of their bytes, the sibling with most in common with given ids is just before or just after their place.
 
-The pool knows who holds a block, and decides when one is forgotten.
+The pool knows the holders of a block, and decides when one is forgotten.
 """
 
 from array import array
@@ -21,7 +21,7 @@ BLOCK_BYTES = BLOCK_TOKENS * ID_BYTES
 
 
 class BlockNode:
-    """A block that can be found. `ids` are its tokens as bytes, `num_holders` the live tables on whose path it is."""
+    """A findable block. `ids` are its tokens as bytes, `num_holders` the live tables with it on their path."""
 
     __slots__ = ("block", "child_ids", "ids", "num_holders", "parent", "serial")
 
@@ -39,31 +39,31 @@ class BlockNode:
 
 
 class Near(NamedTuple):
-    """A node which begins with `num_bytes` of the ids that were looked for."""
+    """A node beginning with `num_bytes` of the given ids."""
 
     node: BlockNode
     num_bytes: int
 
     @property
     def is_whole(self) -> bool:
-        """Whether the ids that were looked for begin with all of the node's."""
+        """Whether the given ids begin with all of the node's."""
         return self.num_bytes == len(self.node.ids)
 
 
 class Found(NamedTuple):
-    """Whole blocks `path` that hold the first ids, and the node that shares some of those which follow."""
+    """Whole blocks `path` of the first ids, and the node with some of the ids after them."""
 
     path: list[BlockNode]
     near: Near | None
 
     @property
     def num_tokens(self) -> int:
-        """Ids that are found."""
+        """Found ids."""
         return len(self.path) * BLOCK_TOKENS + (self.near.num_bytes // ID_BYTES if self.near else 0)
 
 
 class PrefixTree:
-    """All nodes, under a root that is no block."""
+    """All nodes, under a root without a block."""
 
     def __init__(self) -> None:
         self.root = BlockNode(serial=0, parent=None, ids=b"", block=-1)
@@ -85,7 +85,7 @@ class PrefixTree:
         return self._nodes.get((parent.serial, ids))
 
     def find(self, ids: bytes) -> Found:
-        """The longest beginning of `ids` that is held: a look-up for each block, whatever the number of nodes."""
+        """The longest beginning of `ids` in the tree: a look-up for each block, whatever the number of nodes."""
         path: list[BlockNode] = []
         nodes, node = self._nodes, self.root
         for begin in range(0, len(ids) - BLOCK_BYTES + 1, BLOCK_BYTES):
@@ -98,7 +98,7 @@ class PrefixTree:
         return Found(path, self.nearest(node, ids[begin : begin + BLOCK_BYTES]))
 
     def nearest(self, parent: BlockNode, ids: bytes) -> Near | None:
-        """The child that shares most of its beginning with `ids`; None where none shares a token."""
+        """The child with the most in common with `ids` at its beginning; None where none shares a token."""
         siblings = parent.child_ids
         if not siblings:
             return None
@@ -141,7 +141,7 @@ class PrefixTree:
 
 
 def _num_common_bytes(one: bytes, other: bytes) -> int:
-    """Bytes of the ids with which both begin."""
+    """Bytes of the ids at the beginning of both."""
     size = min(len(one), len(other))
     if one[:size] == other[:size]:
         return size
