@@ -1,4 +1,4 @@
-"""The environment and the settings files by which agents find a session. Knows what each client reads.
+"""The environment and the settings files for agents to find a session. Knows each client's own variables and files.
 
 Sources: the clients' own documentation, and runs of them (docs/agents.md).
 """
@@ -21,18 +21,18 @@ _OTHER_LOGINS = (
     "OPENAI_ORG_ID",
     "OPENAI_PROJECT_ID",
 )
-"""Variables that win over those below, and would send a client elsewhere, or a person's credentials here."""
+"""Variables with precedence over those below; they would send a client elsewhere, or a person's credentials here."""
 _SERVER_PREFIXES = (ENV_PREFIX, "OTEL_EXPORTER_")
 _SERVER_CREDENTIALS = (
     *("HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN"),
     *("PGPASSFILE", "PGPASSWORD", "PGSERVICEFILE"),
 )
-"""Variables by which a server has credentials: its settings and those of its traces, the model hub, the store."""
+"""Variables with a server's credentials: its settings and those of its traces, the model hub, the store."""
 _CODEX, _GEMINI = "codex", "gemini"
 
 
 def agent_environment(environ: Mapping[str, str], session: OpenSession, folder: Path, *, model: str) -> dict[str, str]:
-    """The environment of an agent on a session: `environ`, with what names another server replaced or left out.
+    """The environment of an agent on a session: `environ`, with the names of other servers replaced or left out.
 
     The agent's key is good for this session alone, and nothing of the server's own settings and credentials is there:
     whatever the agent may run must not speak for the trainer. `folder` has the settings.
@@ -62,7 +62,7 @@ def _is_agents(name: str) -> bool:
 
 
 def write_agent_settings(folder: Path, session: OpenSession, *, model: str) -> None:
-    """Write the settings of clients that read their server's address from a file: Codex, and Gemini CLI's login."""
+    """Write the settings of clients with their server's address in a file: Codex, and Gemini CLI's login."""
     provider = {
         "name": "Stenograph",
         "base_url": session.base_url,

@@ -1,4 +1,4 @@
-"""`stenograph bench …`: hands over to `benchmarks`, a program of its own, which a checkout has and a wheel has not."""
+"""`stenograph bench …`: hands over to `benchmarks`, a program of its own, in a checkout and not in a wheel."""
 
 import os
 import sys

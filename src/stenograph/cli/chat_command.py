@@ -1,11 +1,11 @@
 """`stenograph chat`: a conversation with a model through a session, in the terminal or by a pipe of lines.
 
-The session is of a running server (`--url`), or of one that is started here as `stenograph run` does. A line is a
-message; one that begins with a slash is a command. Ctrl-C stops the reply that comes: the server ends its turn and
-records what was sampled; a second one hangs up. Ctrl-D ends.
+The session is of a running server (`--url`), or of one started here as `stenograph run` does. A line is a message, or
+with a leading slash a command. Ctrl-C stops the reply: the server ends its turn and records the sampled tokens; a
+second one hangs up. Ctrl-D ends.
 
-Owns the terminal, and the exit code: 0, or 1 where a reply to a piped line failed. Everything that a model or a server
-says is shown without control characters.
+Owns the terminal, and the exit code: 0, or 1 where a reply to a piped line failed. All text of a model or a server is
+shown without control characters.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ COMMANDS: Mapping[str, str] = {
 
 EXIT_FAILED = 1
 STOP_S = 5.0
-"""Longest wait for the server's answer to a request to stop a reply that has ended meanwhile."""
+"""Longest wait for the server's answer to a request to stop a reply, if it has ended meanwhile."""
 _BAR_CHARS = 40
 
 
@@ -63,7 +63,7 @@ class Lines(Protocol):
 
 
 def chat(options: dict[str, Any]) -> int:
-    """Do what `chat` is to do; returns the exit code. Raises StartupError, for a bad setting too."""
+    """Carry out `chat`; returns the exit code. Raises StartupError, for a bad setting too."""
     url, session = options.pop("url"), options.pop("session")
     flags, settings = serve_flags(options, is_started=url is None)
     api_key = settings.api_key[0] if settings.api_key else None
@@ -72,7 +72,7 @@ def chat(options: dict[str, Any]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatOptions:
-    """Options of one chat, as of `RunOptions`. `session` is one that is there already."""
+    """Options of one chat, as of `RunOptions`. `session` is an existing one."""
 
     url: str | None
     session: str | None
@@ -113,7 +113,7 @@ def chat_command(options: ChatOptions) -> int:
 
 
 class TerminalLines:
-    """Lines that a person types, with the editing and the history of `readline` where Python has it."""
+    """Lines typed by a person, with the editing and the history of `readline` where Python has it."""
 
     is_interactive = True
 
@@ -122,7 +122,7 @@ class TerminalLines:
             importlib.import_module("readline")  # `input` uses it; imported without a terminal it writes to stdout
 
     def next(self) -> str | None:
-        """The next line, None at the end. A line that is interrupted is empty."""
+        """The next line, None at the end. An interrupted line is empty."""
         try:
             return input("> ")
         except EOFError:
@@ -149,7 +149,7 @@ class PipedLines:
 
 @contextlib.contextmanager
 def stopped_by_interrupt(stop: Callable[[], None]) -> Generator[None]:
-    """While inside, a first Ctrl-C calls `stop`, on a thread, because what is read meanwhile must not be torn; a second
+    """While inside, a first Ctrl-C calls `stop`, on a thread, because the reading meanwhile must not be torn; a second
     one raises KeyboardInterrupt."""
     threads: list[threading.Thread] = []
 
@@ -169,9 +169,9 @@ def stopped_by_interrupt(stop: Callable[[], None]) -> Generator[None]:
 
 
 class Chat:
-    """The lines of one chat, and the session that they are of. Sessions that it opens are deleted when it ends.
+    """The lines of one chat, and their session. Sessions it opens are deleted when it ends.
 
-    `stoppable` is a context in which a person can call its argument, to stop the reply that comes.
+    `stoppable` is a context for a person to call its argument, to stop the reply.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class Chat:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Delete the session that it opened."""
+        """Delete its own session."""
         self._opened.close()
 
     def begin(self, session_id: str | None) -> None:
@@ -211,7 +211,7 @@ class Chat:
         say(f"session {safe_line(session_id)}, {self._talk.num_messages} messages")
 
     def run(self) -> int:
-        """Take lines until they end; returns the number of those that failed."""
+        """Take lines until they end; returns the number of failed ones."""
         num_failed = 0
         while True:
             try:

@@ -8,7 +8,7 @@ from typing import cast
 from stenograph.cli.session_calls import CallFailed, ServerCalls
 
 STOPPED, ABORTED = "abort", "aborted"
-"""The finish reason of a reply that was stopped, and the status of its record."""
+"""The finish reason of a stopped reply, and the status of its record."""
 
 
 @dataclass(slots=True)
@@ -56,10 +56,10 @@ class ChatTalk:
             self._tools = cast("Sequence[object]", request["tools"])
 
     def turn(self, text: str, show: Callable[[ChatTurn, str, str], None]) -> ChatTurn:
-        """Say something, and show each piece of the reply: the turn so far, and what came of reasoning and of text.
+        """Say something, and show each piece of the reply: the turn so far, and the new reasoning and text.
 
-        A reply that was stopped is recorded, and no part of the conversation: the server lets nothing go on from it.
-        Raises CallFailed; then the conversation is as it was, too.
+        A stopped reply is recorded, and no part of the conversation: the server lets nothing go on from it. Raises
+        CallFailed; then the conversation is as it was, too.
         """
         said = {"role": "user", "content": text}
         turn, began = ChatTurn(), time.monotonic()
@@ -84,7 +84,7 @@ class ChatTalk:
         return turn
 
     def stages_s(self) -> Mapping[str, float]:
-        """Seconds that each stage of the last turn took, in order. Raises CallFailed."""
+        """Seconds of each stage of the last turn, in order. Raises CallFailed."""
         for record in reversed(self._calls.records(self.session_id)):
             if self.last is not None and cast("Mapping[str, object]", record["response"])["id"] == self.last.id:
                 return cast("Mapping[str, float]", record["stage_seconds"])
@@ -92,7 +92,7 @@ class ChatTalk:
 
 
 def _add(turn: ChatTurn, chunk: Mapping[str, object]) -> tuple[str, str]:
-    """Add a chunk to its turn; returns what it has of reasoning and of text."""
+    """Add a chunk to its turn; returns its reasoning and its text."""
     turn.id = str(chunk.get("id") or turn.id)
     if usage := cast("Mapping[str, object] | None", chunk.get("usage")):
         turn.num_prompt = cast("int", usage["prompt_tokens"])
@@ -123,6 +123,6 @@ def _choice(record: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def _sendable(message: object) -> Mapping[str, object]:
-    """A recorded message as a client sends it: without the fields that are null."""
+    """A recorded message as a client sends it: without null fields."""
     fields = cast("Mapping[str, object]", message)
     return {name: value for name, value in fields.items() if value is not None or name == "content"}

@@ -1,8 +1,8 @@
-"""The table of commands: their help, their flags, and the entry that does each one's work.
+"""The table of commands: their help, their flags, and each one's entry.
 
-Parsing a command line imports nothing of what the commands do, and the table of settings only where a command has some,
-so that `--version`, `--help` and a mistyped flag answer at once. A command's module reads its own flags; its entry gets
-all of them by name, settings as they were typed.
+Parsing a command line imports no command's module, and the table of settings only where a command has some, so
+`--version`, `--help` and a mistyped flag answer at once. A command's module reads its own flags; its entry gets all of
+them by name, settings as they were typed.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from pathlib import Path
 from stenograph.core.loaded import entry
 
 EXIT_INTERRUPTED = 130
-"""The exit code of a command that Ctrl-C ended."""
+"""The exit code of a command ended by Ctrl-C."""
 
 SERVE_EXAMPLES = """\
 examples:
@@ -85,8 +85,8 @@ class _SectionedHelp(argparse.RawDescriptionHelpFormatter):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A command. `settings` are those that it reads, with help of its `own_help` where it means something else by one;
-    if it `has_sections`, all, in their groups. `entry` is a name for `loaded`."""
+    """A command. `settings` are the ones it reads, with help of its `own_help` where it means something else by one; if
+    it `has_sections`, all, in their groups. `entry` is a name for `loaded`."""
 
     entry: str
     help: str

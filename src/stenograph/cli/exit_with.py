@@ -1,7 +1,7 @@
-"""Another process's end as a reason to stop: a server that was started for a trainer does not outlive it.
+"""Another process's end as a reason to stop: a server started for a trainer does not outlive it.
 
-The kernel says when the process has ended, however it did. It need not be the parent, so that shells and launchers may
-stand between.
+The kernel says when the process has ended, however it did. It need not be the parent: shells and launchers may stand
+between.
 """
 
 import os
@@ -25,7 +25,7 @@ def stop_with(pid: int) -> None:
 
 
 def _descriptor_of(pid: int) -> int | None:
-    """A descriptor that is readable once the process has ended, and never another's that gets its number."""
+    """A descriptor, readable once the process has ended, and never another's with the same number."""
     try:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):

@@ -1,7 +1,7 @@
-"""`stenograph export`: the samples of every session that a server kept, as that server would give them, without one.
+"""`stenograph export`: the samples of every session kept by a server, as the server would give them, without one.
 
-Needs the model's tokenizer and template, no engine. Exit codes: 0, 1 where a session could not be exported, which is
-said on a line of its own, 2 (a StartupError) where nothing could be begun.
+Needs the model's tokenizer and template, no engine. Exit codes: 0, 1 where a session could not be exported (each on a
+line of its own), 2 (a StartupError) where nothing could be begun.
 """
 
 import tempfile
@@ -40,8 +40,8 @@ EXIT_SOME = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions:
-    """Options of an export: the samples of the sessions in `folder`, which may be the address of a database, go into
-    the file `out`, in a format."""
+    """Options of an export: the samples of the sessions in `folder` (or at a database's address) go into the file
+    `out`, in a format."""
 
     folder: StorePlace
     out: Path
@@ -98,7 +98,7 @@ def _one_file(options: ExportOptions, folder: Path, lent: ExitStack) -> OneFile:
 
 @dataclass(slots=True, kw_only=True)
 class _Export:
-    """An export that is on its way. `mark` is the model's: other sessions are not exported."""
+    """An export on its way. `mark` is the model's: other sessions are not exported."""
 
     options: ExportOptions
     renderer: Renderer

@@ -1,4 +1,4 @@
-"""`stenograph fetch`: fetches the model into the cache, and writes it as a folder for torch where that is asked for."""
+"""`stenograph fetch`: fetches the model into the cache, and writes it as a folder for torch on request."""
 
 from functools import partial
 from pathlib import Path

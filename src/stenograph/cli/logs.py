@@ -1,7 +1,7 @@
 """Writes the log to stderr, as text or as one JSON object a line, on a thread of its own.
 
-Logging only puts a line into a queue, because a pipe that is not read must not block the event loop. A full queue
-drops lines, and reports later how many. Knows nothing of what is logged.
+Logging only puts a line into a queue, because an unread pipe must not block the event loop. A full queue drops lines,
+and reports later how many. Knows nothing of the lines' content.
 """
 
 import contextlib
@@ -25,13 +25,13 @@ from stenograph.model.progress import Progress, StreamProgress
 log = logging.getLogger(__name__)
 
 MAX_WAITING = 10_000
-"""The most lines that wait to be written."""
+"""The most lines waiting to be written."""
 WRITTEN_AT_ONCE = 256
-"""The most lines that one write has."""
+"""The most lines in one write."""
 REST_S = 0.02
-"""Seconds for which lines gather after a write: to wake the thread for each costs more than the line itself."""
+"""Seconds for lines to gather after a write: to wake the thread for each costs more than the line itself."""
 CLOSE_GRACE_S = 1.0
-"""Seconds that the end of the process waits for the last lines to be written."""
+"""Seconds for the end of the process to wait for the last lines to be written."""
 
 
 class TextFormatter(logging.Formatter):
@@ -140,7 +140,7 @@ class LogWriter(logging.Handler):
 
 
 class LogProgress:
-    """Long work as lines of the log, for one that is read by machines: at the start, every 20 %, and at the end."""
+    """Long work as lines of the log, for a log read by machines: at the start, every 20 %, and at the end."""
 
     def __init__(self) -> None:
         self._said: tuple[str, int] = ("", -1)
@@ -154,10 +154,10 @@ class LogProgress:
 
 @contextlib.contextmanager
 def logging_to_stderr(settings: LogSettings, *, worker: int | None = None) -> Generator[None]:
-    """While inside, what is logged goes to stderr, as the settings say; without one it goes nowhere.
+    """While inside, log lines go to stderr, as the settings say; without one they go nowhere.
 
-    `worker` is the number of this process, where the server has several: each line has it, and what the process that
-    forked it logged with is left alone.
+    `worker` is the number of this process, where the server has several: each line has it, and the log of the process
+    it was forked from is left alone.
     """
     if sys.stderr is None:
         yield

@@ -1,4 +1,4 @@
-"""The command line: reads the flags of one command, and loads what does its work (`cli/commands.py` lists them all).
+"""The command line: reads the flags of one command, and loads its modules (`cli/commands.py` lists all commands).
 
 Owns exit codes: 0 when all went well, 1 when `verify`, `check` or `export` found a fault, 2 for whatever stops the
 start or the check (one line on stderr), 74 when the store of `serve` has failed, 130 for an interrupt, also where
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parsed(arguments: Sequence[str]) -> dict[str, Any]:
-    """The command, and its flags by their settings' names; ends the process, in a line, for one that there is not."""
+    """The command, and its flags by their settings' names; ends the process, in a line, for an unknown one."""
     parser = CommandParser(
         prog="stenograph",
         allow_abbrev=False,

@@ -1,7 +1,7 @@
-"""`stenograph export --html`: one session as one file, a page that opens anywhere and fetches nothing.
+"""`stenograph export --html`: one session as one file: a page for any browser, fetching nothing.
 
-The session is that of a folder, for which the model's tokenizer and template are read, or of a running server. Exit
-codes: 0, or 2 (a StartupError) where there is no file.
+The session is of a folder (then the model's tokenizer and template are read) or of a running server. Exit codes: 0, or
+2 (a StartupError) where there is no file.
 """
 
 import os
@@ -35,7 +35,7 @@ EXIT_WRITTEN = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageOptions:
-    """Options of a page: the session of that id, in a folder or on a server whose URL is given, goes into `html`."""
+    """Options of a page: the session of an id, in a folder or on the server at a URL, goes into `html`."""
 
     source: str
     session: str
@@ -43,7 +43,7 @@ class PageOptions:
 
 
 def export(options: dict[str, Any]) -> int:
-    """Do what `export` is to do; returns the exit code. Raises StartupError."""
+    """Carry out `export`; returns the exit code. Raises StartupError."""
     progress, config = StreamProgress(sys.stderr), options.pop("config")
     if (page := _page_options(options)) is not None:
         return export_page(page, load_settings(options, os.environ, config), out=sys.stdout, progress=progress)

@@ -1,4 +1,4 @@
-"""The table of parts that a server may have."""
+"""The table of a server's possible parts."""
 
 from stenograph.http.part import Part
 

@@ -1,4 +1,4 @@
-"""The places that sessions are kept in, for a look: a folder of files, or a database that servers share."""
+"""The places of stored sessions, for a look: a folder of files, or a database shared by servers."""
 
 import re
 from collections.abc import Generator, Iterator
@@ -21,7 +21,7 @@ class Look(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name, in what is said of its faults."""
+        """Its name, in reports of its faults."""
         ...
 
     def summaries(self) -> Iterator[StoredSummary]:

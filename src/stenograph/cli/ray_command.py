@@ -1,7 +1,7 @@
 """`stenograph ray up | down | status`: a server on each machine of a Ray cluster.
 
 `up` writes the addresses, a line each; `status` a line for each machine. Exit codes: 0, 1 if `status` finds a machine
-whose server does not run; whatever stops the start is a StartupError, as everywhere.
+without a running server; whatever stops the start is a StartupError, as everywhere.
 """
 
 import os
@@ -20,7 +20,7 @@ EXIT_SOME_MISSING = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayOptions:
-    """Options of `ray` that are no settings. `address` is the cluster's."""
+    """Options of `ray` beside the settings. `address` is the cluster's."""
 
     action: Literal["up", "down", "status"]
     address: str
@@ -28,7 +28,7 @@ class RayOptions:
 
 
 def ray(options: dict[str, Any]) -> int:
-    """Do what `ray` is to do; returns the exit code. Raises StartupError, for a bad setting too."""
+    """Carry out `ray`; returns the exit code. Raises StartupError, for a bad setting too."""
     wanted = RayOptions(action=options.pop("action"), address=options.pop("ray_address"), cpus=options.pop("cpus"))
     config = options.pop("config")
     given = [setting.flag for setting in SETTINGS if options[setting.name] is not None]
@@ -43,7 +43,7 @@ def ray(options: dict[str, Any]) -> int:
 
 
 def ray_command(options: RayOptions, settings: Mapping[str, object], *, out: TextIO) -> int:
-    """Do it; returns the exit code. Raises StartupError. `settings` are those that are given, for `up`."""
+    """Do it; returns the exit code. Raises StartupError. `settings` are the given ones, for `up`."""
     match options.action:
         case "up":
             for url in start(settings, address=options.address, cpus=options.cpus):

@@ -1,11 +1,11 @@
 """`stenograph run [flags] -- COMMAND`: opens a session, runs a command with its address, and writes the samples.
 
-The session is of a running server (`--url`), or of one that is started here with `serve`'s flags, on a free port unless
+The session is of a running server (`--url`), or of one started here with `serve`'s flags, on a free port unless
 `--port` says otherwise, and stopped at the end. The terminal is the command's, so Ctrl-C ends the command; the server
 stays until the samples are written.
 
-Owns the exit code: the command's, 128 + the signal that killed it, 127 or 126 where it cannot be run; 1 where the
-command succeeded but its samples cannot be got; 2 for whatever stops the start.
+Owns the exit code: the command's, 128 + its fatal signal, 127 or 126 where it cannot be run; 1 where the command
+succeeded but its samples cannot be got; 2 for whatever stops the start.
 """
 
 import contextlib
@@ -34,11 +34,11 @@ from stenograph.core.errors import StartupError
 from stenograph.http.settings import Settings
 
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
-"""A shell's exit codes for a command that is not there, and for one that cannot be run."""
+"""A shell's exit codes for a missing command, and for one that cannot be run."""
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP)
-"""Signals that one process gets, and that are for the command."""
+"""Signals to one process, meant for the command."""
 _OF_THE_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
-"""Signals that a terminal sends to all of its foreground: the command has them already."""
+"""Signals from a terminal to all of its foreground: the command has them already."""
 
 
 Handler = Callable[[int, FrameType | None], None]
@@ -46,8 +46,8 @@ Handler = Callable[[int, FrameType | None], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """Options of one run. `session` are those of `POST /sessions`. `serve_flags` are for a server of its own, which
-    keeps its sessions in `store` if in any; `api_key` is the server's, if it has one."""
+    """Options of one run. `session` are those of `POST /sessions`. `serve_flags` are for a server of its own, with its
+    sessions in `store` if in any; `api_key` is the server's, if it has one."""
 
     command: Sequence[str]
     url: str | None
@@ -61,7 +61,7 @@ class RunOptions:
 
 
 def run(options: dict[str, Any]) -> int:
-    """Do what `run` is to do; returns the exit code. Raises StartupError, for a bad setting too."""
+    """Carry out `run`; returns the exit code. Raises StartupError, for a bad setting too."""
     own = {name: options.pop(name) for name in ("url", "samples", "html", "keep")}
     command, session = options.pop("agent"), _session_options(options.pop("session"))
     flags, settings = serve_flags(options, is_started=own["url"] is None)
@@ -78,14 +78,14 @@ def run(options: dict[str, Any]) -> int:
 
 
 def _store_of(settings: Settings) -> str | None:
-    """The place of a server's sessions, without a password that may stand in its address; None: its memory."""
+    """The place of a server's sessions, without any password in its address; None: its memory."""
     if settings.data_dir is not None:
         return str(settings.data_dir)
     return None if settings.store is None else "the database of --store"
 
 
 def _session_options(text: str | None) -> Mapping[str, object]:
-    """The options of `--session`. Raises StartupError for what is no JSON object."""
+    """The options of `--session`. Raises StartupError unless it is a JSON object."""
     try:
         options: object = {} if text is None else json.loads(text)
     except ValueError as error:
@@ -136,7 +136,7 @@ def run_command(options: RunOptions) -> int:
 
 
 def _check(options: RunOptions) -> None:
-    """Raise StartupError for options that could not be met at the end."""
+    """Raise StartupError for options impossible to meet at the end."""
     check_url(options.url, options.serve_flags)
     if options.samples is not None:
         check_samples_file(options.samples, is_here=options.url is None)
@@ -151,7 +151,7 @@ def _check(options: RunOptions) -> None:
 
 
 def _opened(calls: ServerCalls, options: RunOptions) -> OpenSession:
-    """A new session, whose samples can be had as they are wanted. Raises StartupError."""
+    """A new session, checked to give its samples as they are wanted. Raises StartupError."""
     try:
         session = calls.open_session(options.session)
     except CallFailed as error:
@@ -171,7 +171,8 @@ def _opened(calls: ServerCalls, options: RunOptions) -> OpenSession:
 
 
 def check_url(url: str | None, serve_flags: Sequence[str]) -> None:
-    """Raise StartupError for a text that is no server's address, and for one beside flags of a server to be started."""
+    """Raise StartupError for a text other than a server's address, and for one beside flags of a server to be
+    started."""
     if url is None:
         return
     if serve_flags:
@@ -236,12 +237,12 @@ def _handled(handlers: Mapping[signal.Signals, Handler]) -> Generator[None]:
 
 
 def ended_by_signals() -> contextlib.AbstractContextManager[None]:
-    """While inside, signals that ask a process to end do so by way of every `with`."""
+    """While inside, signals to end a process do so by way of every `with`."""
     return _handled(dict.fromkeys(_PASSED_ON, _end))
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """End, and on the way the server and the session: that is what `with` is for."""
+    """End, and on the way, by their `with`, the server and the session."""
     raise SystemExit(128 + number)
 
 

@@ -1,4 +1,4 @@
-"""The report of a run, in lines for a person: turns, strands, tokens, refusals, drift, and what is left out."""
+"""The report of a run, in lines for a person: turns, strands, tokens, refusals, drift, and the tokens left out."""
 
 import os
 import sys
@@ -13,8 +13,8 @@ _HARMLESS = "assistant_text"
 
 
 def say(line: str) -> None:
-    """A line of ours: stdout is the command's. Where nobody can read it any more it is lost, and all after it: what is
-    to be done is done all the same, and the exit code is what it would have been."""
+    """A line of ours: stdout is the command's. Where nobody can read it any more it is lost, and all after it: the work
+    is done all the same, and the exit code stays the same."""
     try:
         print(f"stenograph: {line}", file=sys.stderr, flush=True)
     except OSError:  # a closed terminal or pipe, which would fail once more at the end of the process
@@ -22,7 +22,7 @@ def say(line: str) -> None:
 
 
 def left_out_line(left_out: Mapping[str, object]) -> str:
-    """The line about what is in no sample: strands that are no work of the model's, as a rule."""
+    """The line about strands in no sample: those without the model's work, as a rule."""
     rows = cast("Mapping[str, Mapping[str, int]]", left_out)
     told = (
         f"{_count(row['strands'], 'strand')} of {kind} ({row['sampled_tokens']:,} sampled tokens)"
@@ -70,7 +70,7 @@ def _strand_line(strand: Mapping[str, object]) -> str:
 
 
 def drift_line(report: Mapping[str, object]) -> str:
-    """The differences between the lines' ids and those that the template would write, by class, and what they mean."""
+    """The differences between the lines' ids and the template's, by class, and their meaning."""
     lines = cast("list[dict[str, object]]", report["lines"])
     counts: Counter[str] = Counter()
     for line in lines:

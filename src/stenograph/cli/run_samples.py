@@ -1,8 +1,7 @@
 """The samples of a run: where they go, and where else if they cannot go there, so that no rollout is lost.
 
-A file is written whole or not at all. Where the one that was asked for cannot be written, the samples go into the
-folder for temporary files, for their owner alone; what the server cannot give in the format that was asked for is asked
-for in another.
+A file is written whole or not at all. If the requested one cannot be written, the samples go into the folder for
+temporary files, for their owner alone; if the server cannot give the requested format, they are asked for in another.
 """
 
 import enum
@@ -22,13 +21,13 @@ from stenograph.core.errors import StartupError
 _FORMATS = {".json": "json", ".arrow": "arrow"}
 """Formats of samples, by a file's ending; any other is safetensors."""
 _WHAT = {"records": "records"}
-"""A person's word for what is no samples."""
+"""A person's word for things other than samples."""
 _META = "_samples_meta"
-"""The tensor of a safetensors payload that has its metadata, as JSON. Source: docs/samples.md."""
+"""The tensor of a safetensors payload with its metadata, as JSON. Source: docs/samples.md."""
 
 
 class Lack(enum.Enum):
-    """The thing that was lacking where nothing could be written."""
+    """The missing thing where nothing could be written."""
 
     PLACE = enum.auto()
     """The server gave the samples: another try may find a place for them."""
@@ -47,8 +46,8 @@ class NotSaved(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedSamples:
-    """Samples that were written. `line` says so; `as_asked` is false where they are elsewhere or something else.
-    `left_out` is the session's, None where the format does not show it."""
+    """Written samples. `line` says so; `as_asked` is false where they are elsewhere or something else. `left_out` is
+    the session's, None where the format does not show it."""
 
     line: str
     as_asked: bool
@@ -61,7 +60,7 @@ def format_of(file: Path) -> str:
 
 
 def check_samples_file(file: Path, *, is_here: bool) -> None:
-    """Raise StartupError for a file that cannot be written, or, where the server `is_here`, not in its format."""
+    """Raise StartupError for an unwritable file, or, where the server `is_here`, not in its format."""
     check_writable(file, "--samples")
     if is_here and format_of(file) == "arrow" and importlib.util.find_spec("pyarrow") is None:
         raise StartupError(
@@ -114,7 +113,7 @@ def save_samples(calls: ServerCalls, session_id: str, file: Path) -> SavedSample
 
 
 def _others(session_id: str, kind: str) -> list[Path]:
-    """A place in the folder for temporary files, if there is one that can be written."""
+    """A place in the folder for temporary files, if there is a writable one."""
     ending = {"records": "records.json"}.get(kind, kind)
     try:
         return [Path(tempfile.gettempdir()) / f"stenograph-{session_id}.{ending}"]

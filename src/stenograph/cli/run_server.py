@@ -1,7 +1,7 @@
 """A server of one's own for `stenograph run`: `stenograph serve` as a child, outside of the terminal's reach.
 
-It is in a process group of its own, so that Ctrl-C does not end it. What it logs is shown before and after the command,
-and kept meanwhile: the terminal is the command's.
+It is in a process group of its own, so Ctrl-C does not end it. Its log is shown before and after the command, and kept
+meanwhile: the terminal is the command's.
 """
 
 import collections
@@ -21,10 +21,10 @@ from stenograph.core.errors import StartupError
 from stenograph.http.settings import Settings
 
 STOP_S = 40.0
-"""Longest time that a server may take to stop; then it is killed."""
+"""Longest time for a server to stop; then it is killed."""
 
 MAX_KEPT_LINES = 1000
-"""Lines of the server's log that are kept while the command runs; the last ones."""
+"""Lines of the server's log kept while the command runs; the last ones."""
 
 LAST_LINES_S = 5.0
 """Longest wait for an ended server's last lines."""
@@ -33,9 +33,9 @@ _READY = re.compile(r"stenograph ready at (http://\S+)")
 
 
 def serve_flags(options: dict[str, Any], *, is_started: bool) -> tuple[list[str], Settings]:
-    """The flags of a server that is started by another command, and the settings that they come to.
+    """The flags of a server started by another command, and the settings from them.
 
-    The settings are checked here, and read again by the server. Of one that runs already only the key is wanted. Raises
+    The settings are checked here, and read again by the server. Of a running one only the key is wanted. Raises
     StartupError for a bad setting.
     """
     config = options.pop("config")
@@ -112,7 +112,7 @@ class OwnServer:
 
 
 class _Log:
-    """Shows what a server writes to stderr, or keeps it."""
+    """Shows a server's lines on stderr, or keeps them."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
@@ -146,7 +146,7 @@ class _Log:
 
 
 def _environment(flags: Sequence[str]) -> dict[str, str]:
-    """The server's environment: it ends with this process, however that ends, and logs warnings alone, unless its
+    """The server's environment: it ends with this process, however it ends, and logs warnings alone, unless its
     settings say something else."""
     environment = {**os.environ, "STENOGRAPH_EXIT_WITH": str(os.getpid())}
     if "--config" not in flags:
@@ -161,7 +161,7 @@ def _write(text: str) -> None:
 
 
 def _ready_line(process: "subprocess.Popen[str]") -> str | None:
-    """The line with which a server says that it is ready; None if it ends without one."""
+    """A server's ready line; None if it ends without one."""
     assert process.stdout is not None
     for line in process.stdout:
         if _READY.search(line):

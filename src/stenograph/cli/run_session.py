@@ -1,6 +1,7 @@
 """The session of a run from its opening to the moment when nothing of it is owed to anybody.
 
-It is deleted at the end unless it is to be kept, and never before what was asked for is written: a rollout costs money.
+It is deleted at the end unless it is to be kept, and never before the requested files are written: a rollout costs
+money.
 """
 
 import contextlib
@@ -18,21 +19,21 @@ from stenograph.core.loaded import entry
 
 EXIT_NOT_WRITTEN = 1
 RETRY_S = 5.0
-"""Pause between two tries to write what can be written nowhere, or is not given."""
+"""Pause between two tries to write a file, if it can be written nowhere or is not given."""
 
 _MEANWHILE = {
     Lack.PLACE: f"make room, and the samples are written within {RETRY_S:g} s",
     Lack.SAMPLES: f"it is asked again every {RETRY_S:g} s",
 }
-"""The end that the lack of a thing may find, while a server stays for it."""
+"""The possible end of a lack, while a server stays for it."""
 
 
 class RunSession:
-    """A session while its command runs, and what becomes of it. `is_begun` is set when the command starts.
+    """A session while its command runs, and its fate after. `is_begun` is set when the command starts.
 
-    `samples` and `html` are the files that are wanted. `kept_in` is the place where the session is once this process
-    has ended, as a person would name it; None: the server ends with the run, and its memory with it. `has_ended` tells
-    whether that server has.
+    `samples` and `html` are the wanted files. `kept_in` is the place where the session is once this process has ended,
+    as a person would name it; None: the server ends with the run, and its memory with it. `has_ended` tells whether the
+    server has.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class RunSession:
             say(f"session {self._id} stays in {self._kept_in}: `stenograph export` writes its samples from there")
 
     def finished(self, code: int) -> int:
-        """Write what is wanted of the session, then report on it; returns the exit code of the run."""
+        """Write the wanted files of the session, then report on it; returns the exit code of the run."""
         is_written = self._samples is None or self._write_samples(self._samples)
         if self._html is not None:
             is_written &= self._write_page(self._html)
@@ -97,8 +98,8 @@ class RunSession:
         return code or (0 if is_written else EXIT_NOT_WRITTEN)
 
     def _write_samples(self, file: Path) -> bool:
-        """Whether the samples are where they were asked for. A session that would end with its server is waited for
-        until its samples are given and have a place, or it is gone, or a signal ends the run."""
+        """Whether the samples are where they were asked for. If a session would end with its server, wait until its
+        samples are given and have a place, or it is gone, or a signal ends the run."""
         saved, is_told = None, False
         while saved is None:
             try:
@@ -135,8 +136,8 @@ class RunSession:
 
 @contextlib.contextmanager
 def _told(what: str) -> Generator[None]:
-    """While inside, a call that fails is a line, and so is an answer in another form, as a server of another version
-    gives it: what follows is not lost for it."""
+    """While inside, a failed call is a line, and so is an answer in another form, as a server of another version gives
+    it: the steps after it are not lost."""
     try:
         yield
     except CallFailed as error:

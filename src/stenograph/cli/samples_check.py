@@ -1,6 +1,6 @@
-"""`stenograph check DIR --samples FILE`: whether each trained token of a file is what the store holds.
+"""`stenograph check DIR --samples FILE`: whether each trained token of a file is the store's.
 
-Reads the file and the sessions that it names, and changes nothing. Exit codes as those of `check`.
+Reads the file and its sessions, and changes nothing. Exit codes as those of `check`.
 """
 
 import mmap
@@ -21,7 +21,7 @@ from stenograph.model.progress import Progress, StreamProgress
 
 
 def check(options: dict[str, Any]) -> int:
-    """Do what `check` is to do; returns the exit code. Raises StartupError."""
+    """Carry out `check`; returns the exit code. Raises StartupError."""
     progress = StreamProgress(sys.stderr)
     if samples := options.pop("samples"):
         return check_samples(options["folder"], samples, out=sys.stdout, progress=progress)
@@ -31,7 +31,7 @@ def check(options: dict[str, Any]) -> int:
 def check_samples(folder: StorePlace, files: Sequence[Path], *, out: TextIO, progress: Progress) -> int:
     """Hold the samples of files to the sessions in a folder or a database, and write each fault; returns the exit code.
 
-    Raises StartupError, also for a file that is none of samples.
+    Raises StartupError, also for a file without samples.
     """
     num_samples = num_faults = 0
     trained = Trained()
@@ -70,7 +70,7 @@ def _content(file: Path) -> memoryview:
 
 
 class _KeptSessions:
-    """The session that was asked for last, of a folder: samples of one follow one another."""
+    """The session last asked for, of a folder: samples of one follow one another."""
 
     def __init__(self, files: Sequence[Look]) -> None:
         self._files = files

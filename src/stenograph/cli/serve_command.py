@@ -1,6 +1,6 @@
-"""`stenograph serve`: says at once what it does, while the program and the model are loaded; then runs the server.
+"""`stenograph serve`: reports at once on its start, while the program and the model are loaded; then runs the server.
 
-What can be known at once, that a port is in use or a model not there, stops it before anything is loaded.
+An early fault (a port in use, a missing model) stops it before anything is loaded.
 """
 
 import asyncio
@@ -62,5 +62,5 @@ def _log_of_worker(settings: CommandSettings, number: int) -> contextlib.Abstrac
 
 
 def _announce(line: str) -> None:
-    """The ready line goes to stdout, alone, so that a script can wait for it."""
+    """The ready line goes to stdout, alone, for a script to wait for."""
     print(line, flush=True)

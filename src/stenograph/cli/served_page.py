@@ -1,4 +1,4 @@
-"""The page of a session that a running server has: asked of it, and written as one file.
+"""The page of a session on a running server: asked of it, and written as one file.
 
 A server is not loaded for it.
 """

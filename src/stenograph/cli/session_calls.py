@@ -14,10 +14,10 @@ TIMEOUT_S = 60.0
 """Longest time for one call: no turn is made by them."""
 
 CONTENT_TIMEOUT_S = 600.0
-"""Longest time for a call that gets what a session has: samples of a large one take the server minutes."""
+"""Longest time for a call for a session's content: samples of a large one take the server minutes."""
 
 STREAM_TIMEOUT_S = 120.0
-"""Longest silence in a streamed reply, in which the server gives signs of life."""
+"""Longest silence in a streamed reply; the server gives signs of life in it."""
 
 _SHOWN_CHARS = 300
 
@@ -58,7 +58,7 @@ class ServerCalls:
 
     @contextlib.contextmanager
     def session(self) -> Generator[OpenSession]:
-        """A new session, which is deleted at the end; one that is gone by then needs no deleting."""
+        """A new session, deleted at the end; if it is gone by then, it needs no deleting."""
         session = self.open_session({})
         try:
             yield session
@@ -118,16 +118,16 @@ class ServerCalls:
         return self._call("GET", f"/{path}", timeout_s=CONTENT_TIMEOUT_S)
 
     def records(self, session_id: str) -> Sequence[Mapping[str, object]]:
-        """The records of the session's main line, each with what its turn added."""
+        """The records of the session's main line, each with its turn's additions."""
         found = self._json("GET", f"/sessions/{session_id}?records=delta")
         return cast("Sequence[Mapping[str, object]]", found["records"])
 
     def abort(self, session_id: str) -> None:
-        """End the session's running turns, which keep what they have sampled."""
+        """End the session's running turns; they keep their sampled tokens."""
         self._call("POST", f"/sessions/{session_id}/abort", {})
 
     def chunks(self, session_id: str, body: Mapping[str, object]) -> Generator[Mapping[str, object]]:
-        """The chunks of a streamed chat, as they come; leaving early hangs up, which abandons the turn.
+        """The chunks of a streamed chat, as they come; leaving early hangs up, and so abandons the turn.
 
         Raises CallFailed, also where the stream ends before the reply does.
         """
@@ -158,7 +158,7 @@ class ServerCalls:
 
     @contextlib.contextmanager
     def _answer(self, method: str, path: str, body: object, timeout_s: float) -> Generator[http.client.HTTPResponse]:
-        """The answer to a request, whose errors and those of reading it are CallFailed."""
+        """The answer to a request. Its errors and those of reading it are CallFailed."""
         data = None if body is None else json.dumps(body).encode()
         headers = {**self._headers, **({} if data is None else {"content-type": "application/json"})}
         try:
@@ -182,7 +182,7 @@ class ServerCalls:
 
 
 def _message_of(text: str) -> str:
-    """The message of an error, or the text that came instead."""
+    """The message of an error, or the text in its place."""
     try:
         return str(json.loads(text)["error"]["message"])
     except (ValueError, KeyError, TypeError):

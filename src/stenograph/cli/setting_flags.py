@@ -46,7 +46,7 @@ def _add_flag(add_argument: Callable[..., argparse.Action], setting: Setting) ->
 
 
 def _default_shown(setting: Setting) -> str:
-    """The default with its unit, which a default in words does not have."""
+    """The default with its unit; a default in words has none."""
     if not setting.unit or re.fullmatch(r"[0-9.]+", setting.default) is None:
         return setting.default
     return f"{setting.default} {setting.unit.removesuffix('s') if setting.default == '1' else setting.unit}"

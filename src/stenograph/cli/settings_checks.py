@@ -1,4 +1,4 @@
-"""Refuses settings that do not fit each other: one that the engine has no use for, or that needs another. Pure."""
+"""Refuses settings in conflict: one of no use to the engine, or one in need of another. Pure."""
 
 from stenograph.core.errors import StartupError
 from stenograph.core.kinds import ReplyMode, SaltPolicy
@@ -12,14 +12,14 @@ MIN_LEASE_S = 0.3
 """A lease is renewed three times in its time; shorter ones are lost to a busy event loop."""
 
 SALTING = (EngineKind.SGLANG, EngineKind.SGLANG_GENERATE, EngineKind.VLLM)
-"""Engines that take a salt for their cache."""
+"""Engines with a salt for their cache."""
 
 UNSPECIFIED = ("0.0.0.0", "::")
-"""Hosts that stand for every address of a machine."""
+"""Hosts standing for every address of a machine."""
 
 
 def check_together(settings: Settings) -> None:
-    """Raise StartupError for settings that do not fit each other."""
+    """Raise StartupError for settings in conflict."""
     _check_store(settings)
     _check_support(settings)
     _check_embedded(settings)
@@ -66,7 +66,7 @@ def _check_store(settings: Settings) -> None:
 
 
 def _check_shared(settings: Settings) -> None:
-    """Raise StartupError for settings that do not fit a database that servers share."""
+    """Raise StartupError for settings in conflict with a database shared by servers."""
     if settings.data_dir is not None:
         raise StartupError("--store and --data-dir are both set, but sessions are kept in one place: leave one out")
     if settings.kept is not Durability.COMMIT:
@@ -93,7 +93,7 @@ def _check_support(settings: Settings) -> None:
 
 
 def _check_embedded(settings: Settings) -> None:
-    """Raise StartupError for the embedded engine's settings that do not fit each other, or are of no use."""
+    """Raise StartupError for settings of the embedded engine if they conflict, or are of no use."""
     is_embedded = settings.engine is EngineKind.EMBEDDED
     if is_embedded and (settings.engine_api_key is not None or settings.engine_keys is not None):
         given = "--engine-keys" if settings.engine_api_key is None else "--engine-api-key"

@@ -56,10 +56,10 @@ def load_settings(flags: Mapping[str, object], environ: Mapping[str, str], file:
 
 
 def given_settings(flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None) -> dict[str, object]:
-    """The settings that are given and not left at their defaults, read as `load_settings` does, by name."""
+    """The settings given and not left at their defaults, read as `load_settings` does, by name."""
     return _TABLE.given(flags, environ, file)
 
 
 def kubernetes_variables(environ: Mapping[str, str]) -> list[str]:
-    """The variables that Kubernetes set for a Service, not a person for this server: they are no settings."""
+    """The variables set by Kubernetes for a Service, not by a person for this server: they are no settings."""
     return _TABLE.kubernetes_variables(environ)

@@ -1,7 +1,8 @@
-"""`stenograph inspect` and `stenograph check`: a look at what a server kept, and whether it is what was written.
+"""`stenograph inspect` and `stenograph check`: a look at a server's stored sessions, and a check of them against the
+rows as written.
 
 They need no server and change nothing. Exit codes: 0, 1 where `check` found a fault, 2 (a StartupError) for a folder
-that a server holds or that has no sessions.
+held by a server or without sessions.
 """
 
 import sys
@@ -29,7 +30,7 @@ _SHOWN_CHARS = 60
 
 
 def inspect(options: dict[str, Any]) -> int:
-    """Do what `inspect` is to do; returns the exit code. Raises StartupError."""
+    """Carry out `inspect`; returns the exit code. Raises StartupError."""
     return inspect_folder(**options, out=sys.stdout)
 
 
@@ -73,7 +74,7 @@ def _listed(file: Look) -> tuple[list[StoredSummary], list[str]]:
 
 
 def _checked(file: Look, session_id: SessionId) -> tuple[int, list[str]]:
-    """The number of a session's rows that were read, and what is wrong with them."""
+    """The number of a session's rows read, and their faults."""
     try:
         stored = _stored(file, session_id)
         made = restored(stored)
@@ -86,7 +87,7 @@ def _checked(file: Look, session_id: SessionId) -> tuple[int, list[str]]:
 
 
 def _beside(columns: SessionColumns, made: RestoredTurns) -> Iterator[tuple[str, str]]:
-    """The columns that do not say what the rows beside them say."""
+    """The columns in disagreement with the rows beside them."""
     session, times = made.session, {0: made.session.created_at, **made.times}
     if columns.ttl_s != session.options.ttl_s:
         yield "its ttl_s", f"it is {columns.ttl_s}, the opening says {session.options.ttl_s}"
@@ -99,12 +100,12 @@ def _beside(columns: SessionColumns, made: RestoredTurns) -> Iterator[tuple[str,
 
 
 def read_session(file: Look, session_id: SessionId, *, model: ModelMark | None = None) -> Session:
-    """A session that is listed, to be read. One of another `model` has a refusal. Raises SessionDamaged."""
+    """A listed session, to be read. One of another `model` has a refusal. Raises SessionDamaged."""
     return restored(_stored(file, session_id), model).session
 
 
 def _stored(file: Look, session_id: SessionId) -> StoredSession:
-    """The rows of a session that is listed. Raises SessionDamaged."""
+    """The rows of a listed session. Raises SessionDamaged."""
     stored = file.read(session_id)
     if stored is None:
         raise SessionDamaged(session_id, place="the list", problem="no rows have its id")

@@ -1,6 +1,6 @@
-"""Text for a terminal that others have written: nothing in it can move the cursor, change a colour or turn text around.
+"""Text by others for a terminal: nothing in it can move the cursor, change a colour or turn text around.
 
-Control characters are shown as their pictures, so that what was there can be seen. Pure.
+Control characters are shown as their pictures, and so stay visible. Pure.
 """
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -23,5 +23,5 @@ def safe_text(text: str) -> str:
 
 
 def safe_line(text: str) -> str:
-    """Text without any control character, which takes no more than its line."""
+    """Text without any control character, within its one line."""
     return text.translate(_IN_A_LINE)

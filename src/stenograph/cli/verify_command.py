@@ -1,4 +1,4 @@
-"""`stenograph verify`: checks that a model's template is append-only and that TITO is exact for it.
+"""`stenograph verify`: checks a model's template to be append-only, and TITO to be exact for it.
 
 Owns the exit codes. An unreadable file and an unreachable engine are a StartupError, as everywhere.
 """
@@ -39,7 +39,7 @@ _SHOWN_CHARS = 200
 
 
 def verify_command(options: dict[str, Any]) -> int:
-    """Do what `verify` is to do; returns the exit code. Raises StartupError."""
+    """Carry out `verify`; returns the exit code. Raises StartupError."""
     is_named = options["engine"] is not None
 
     def work(settings: CommandSettings) -> int:
@@ -50,10 +50,10 @@ def verify_command(options: dict[str, Any]) -> int:
 
 
 def verify_model(settings: Settings, *, plays: bool, out: TextIO, progress: Progress) -> int:
-    """Verify the model that the settings name, and write to `out` what was found; returns the exit code.
+    """Verify the model named by the settings, and write the findings to `out`; returns the exit code.
 
-    `plays`: also a session with the engine that they name. Raises StartupError: the model cannot be read, or the
-    engine not be started or reached.
+    `plays`: also a session with their engine. Raises StartupError: the model cannot be read, or the engine not be
+    started or reached.
     """
     needs_weights = plays and settings.engine is EngineKind.EMBEDDED
     path = resolve_model(settings.model, cache_dir=settings.cache_dir, progress=progress, weights=needs_weights)
@@ -76,7 +76,7 @@ def verify_model(settings: Settings, *, plays: bool, out: TextIO, progress: Prog
 
 
 def verify_files(files: ModelFiles, loaded: Loaded, settings: Settings, *, out: TextIO, progress: Progress) -> bool:
-    """Verify a template without an engine, and write to `out` what was found; returns whether all holds."""
+    """Verify a template without an engine, and write the findings to `out`; returns whether all holds."""
     renderer, kwargs = loaded.renderer, settings.chat_template_kwargs
     family = renderer.family
     out.write(f"model {files.path}\nfamily {family.name}: {family.summary}\n")

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all: under another name first, and renamed once they are on the disk."""
+"""Files written whole or not at all: under another name first, and renamed once they are on the disk."""
 
 import os
 from collections.abc import Generator, Iterable
@@ -13,7 +13,7 @@ _PART = ".part"
 
 @contextmanager
 def new_file(out: Path, *, flag: str = "--out") -> Generator[Path]:
-    """The file to write, which gets its name when it is whole, and is gone if it never is. Raises StartupError."""
+    """The file to write. It gets its name when it is whole, and is gone if it never is. Raises StartupError."""
     check_new(out, flag)
     part = out.with_name(out.name + _PART)
     try:
@@ -28,14 +28,14 @@ def new_file(out: Path, *, flag: str = "--out") -> Generator[Path]:
 
 
 def check_new(out: Path, flag: str) -> None:
-    """Raise StartupError for a file that is there already."""
+    """Raise StartupError if the file exists."""
     if out.exists():
         kind = "a folder: name a file in it" if out.is_dir() else "there already: name another file, or remove it"
         raise StartupError(f"{flag}: {str(out)!r} is {kind}")
 
 
 def check_writable(file: Path, flag: str) -> None:
-    """Raise StartupError for a file that cannot be written: an hour later that would be bad news."""
+    """Raise StartupError for an unwritable file: an hour later it would be bad news."""
     try:
         if file.is_dir():
             raise StartupError(f"{flag}: cannot write {str(file)!r}: it is a folder: name a file in it")
@@ -49,7 +49,7 @@ def check_writable(file: Path, flag: str) -> None:
 
 
 def replace_file(file: Path, content: bytes, *, is_private: bool = False) -> None:
-    """Write a file in place of one that may be there, for its owner alone where it `is_private`. Raises OSError; then
+    """Write a file, in place of an existing one if any, for its owner alone where it `is_private`. Raises OSError; then
     the old one is as it was."""
     part = _part_of(file)
     try:
@@ -61,7 +61,7 @@ def replace_file(file: Path, content: bytes, *, is_private: bool = False) -> Non
 
 
 def write_file(target: Path, pieces: Iterable[bytes | memoryview], *, mode: int = 0o666) -> None:
-    """Write a file, which is on the disk then. A new one has the rights of `mode`, less those that the umask takes."""
+    """Write a file; it is on the disk on return. A new one has the rights of `mode`, less those taken by the umask."""
     with open(target, "wb", opener=lambda path, flags: os.open(path, flags, mode)) as written:
         written.writelines(pieces)
         written.flush()
