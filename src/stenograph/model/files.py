@@ -18,7 +18,7 @@ from stenograph.model.tekken import BOS, EOS, BadTekken, tekken_version, tokeniz
 from stenograph.model.tokenizer_json import added_token, byte_level_bpe_json
 
 CONTROL_TOKEN, USER_DEFINED_TOKEN = 3, 4
-"""Token types of `tokenizer.ggml.token_type` that are found in text before the model's own rules apply."""
+"""Token types of `tokenizer.ggml.token_type` found in text before the model's own rules apply."""
 
 _BYTE_LEVEL: dict[str, object] = {
     "type": "ByteLevel",
@@ -38,12 +38,11 @@ class ModelFiles:
     """A model's text side, as its files state it.
 
     `vocab_size` is the number of logits, where config.json states it (`states_vocab_size`), else the number of the
-    tokenizer's ids, which is at most that. `max_context_tokens` is the trained context; None: no file says.
-    `eos_token_ids` end a turn.
-    `tokenizer_json` is the text of a Hugging Face tokenizer.json; `architecture` as the files name it ("llama").
-    `moe_shape` is (layers, experts per token) of a mixture of experts; None for a dense model. `encoder_source` is the
-    source of the encoder, in Python, that some models bring in place of a template: to be read, never run.
-    `tekken_version` is the one that a tekken.json names.
+    tokenizer's ids (at most as many). `max_context_tokens` is the trained context; None: no file says. `eos_token_ids`
+    end a turn. `tokenizer_json` is the text of a Hugging Face tokenizer.json; `architecture` as the files name it
+    ("llama"). `moe_shape` is (layers, experts per token) of a mixture of experts; None for a dense model.
+    `encoder_source` is the source of some models' encoder, in Python, in place of a template: to be read, never run.
+    `tekken_version` is the one named in a tekken.json.
     """
 
     name: str
@@ -63,13 +62,13 @@ class ModelFiles:
 
 
 class _MalformedFile(Exception):
-    """A file has content that cannot be used; `str()` says which, without the file's name."""
+    """A file has unusable content; `str()` names it, without the file's name."""
 
 
 def load_model_files(path: Path) -> ModelFiles:
     """Read a `.gguf` file, or a folder with tokenizer.json, or else tekken.json; config.json where there is one.
 
-    Raises StartupError, one line that names the file and what is wrong with it, and nothing else.
+    Raises StartupError, one line with the file and its fault, and nothing else.
     """
     try:
         is_folder, is_file = path.is_dir(), path.is_file()
@@ -242,7 +241,7 @@ def _num_ids(tokenizer: Mapping[str, object]) -> int:
 
 
 def _added_tokens(tokenizer: Mapping[str, object]) -> list[dict[str, object]]:
-    """The entries under `added_tokens` of a tokenizer.json; an entry that is no object is empty here."""
+    """The entries under `added_tokens` of a tokenizer.json; an entry other than an object is empty here."""
     added = tokenizer.get("added_tokens")
     entries = cast("list[object]", added) if isinstance(added, list) else []
     return [cast("dict[str, object]", entry) if isinstance(entry, dict) else {} for entry in entries]
@@ -281,7 +280,7 @@ def _optional_json_object(path: Path) -> dict[str, object]:
 
 
 def _folder_tokenizer(folder: Path) -> tuple[str, str | None]:
-    """tokenizer.json, made of tekken.json where there is only that; and the version that a tekken.json names."""
+    """tokenizer.json, made of tekken.json where there is no other; and the version named in a tekken.json."""
     path = folder / "tekken.json"
     if not path.exists():
         return _read(folder / "tokenizer.json"), None
@@ -314,7 +313,7 @@ def _folder_encoder(folder: Path) -> str | None:
 
 
 def _token_content(tokenizer_config: Mapping[str, object], key: str) -> str | None:
-    """A token that is written as a string, or as an object with its content."""
+    """A token written as a string, or as an object with its content."""
     value = tokenizer_config.get(key)
     return (
         _optional_str(cast("dict[str, object]", value), "content")
@@ -329,7 +328,7 @@ def _eos_token_ids(
     tokenizer: Mapping[str, object],
     eos_token: str | None,
 ) -> tuple[int, ...]:
-    """The ids that end a turn: those of generation_config.json, else of config.json, and the tokenizer's eos."""
+    """The ids for the end of a turn: those of generation_config.json, else of config.json, and the tokenizer's eos."""
     stated = generation.get("eos_token_id", config.get("eos_token_id"))
     listed = cast("list[object]", stated) if isinstance(stated, list) else [] if stated is None else [stated]
     ids = [_int({"eos_token_id": item}, "eos_token_id") for item in listed]

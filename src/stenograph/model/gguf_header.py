@@ -1,8 +1,8 @@
 """The header of a GGUF file, read strictly: key/value metadata, and whether all the tensor data is there.
 
-Owns the byte layout (GGUF versions 2 and 3, little-endian; source: docs/gguf.md of the ggml project). Knows nothing
-of what the keys mean. A length that a damaged file claims is checked against the bytes that are left before it is
-believed, so that no file makes the reader loop, allocate or raise anything but `BadGguf`.
+Owns the byte layout (GGUF versions 2 and 3, little-endian; source: docs/gguf.md of the ggml project). Knows nothing of
+the keys' meaning. A length in a damaged file is checked against the remaining bytes before it is believed, so no file
+makes the reader loop, allocate or raise anything but `BadGguf`.
 """
 
 import mmap
@@ -24,11 +24,11 @@ DEFAULT_ALIGNMENT = 32
 
 
 class BadGguf(ValueError):
-    """The bytes are not a whole GGUF file; the message says what is wrong, without the file's name."""
+    """The bytes are not a whole GGUF file; the message says why, without the file's name."""
 
 
 class _Cursor:
-    """A position in the file's bytes that never runs over their end."""
+    """A position in the file's bytes, never beyond their end."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
@@ -75,7 +75,7 @@ class _Cursor:
         raise BadGguf(f"an array before byte {self.offset} has elements of the unsupported type {kind}")
 
     def _texts(self, num: int) -> list[object]:
-        """So many strings: a vocabulary and its merges are 100,000, most of the time that a header takes."""
+        """So many strings: a vocabulary and its merges are 100,000, most of a header's time."""
         data, offset, texts = self._data, self.offset, list[object]()
         with suppress(struct.error, UnicodeDecodeError):
             for _ in range(num):
@@ -92,7 +92,7 @@ class _Cursor:
 
 
 class TensorType(NamedTuple):
-    """A type of numbers, which lie in blocks: so many values in so many bytes."""
+    """A type of numbers in blocks: so many values in so many bytes."""
 
     number: int
     name: str
@@ -104,7 +104,7 @@ F32, F16, Q4_1, Q8_0 = (
     TensorType(0, "F32", 1, 4), TensorType(1, "F16", 1, 2), TensorType(3, "Q4_1", 32, 20), TensorType(8, "Q8_0", 32, 34)
 )  # fmt: skip
 _OWN_TYPES = {kind.number: kind for kind in (F32, F16, Q4_1, Q8_0)}
-"""Types that need no `gguf`, which takes 50 ms to import: the default model's, and plain numbers."""
+"""Types read without `gguf` (50 ms to import): the default model's, and plain numbers."""
 _TYPE_OF = "stenograph.model.gguf_types:type_of"
 
 
@@ -120,7 +120,7 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufHeader:
-    """The metadata, which is scalars, strings and lists by key, and the tensors by name."""
+    """The metadata (scalars, strings and lists by key), and the tensors by name."""
 
     metadata: Mapping[str, object]
     tensors: Mapping[str, GgufTensor]

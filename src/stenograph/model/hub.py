@@ -1,9 +1,9 @@
 """Finds a repository, ORG/NAME, in the local Hugging Face cache, or fetches it into the cache.
 
-The cache is the one that every tool of Hugging Face shares: what is in it is used as it is, and no network is asked.
-The rest is downloaded by `huggingface_hub` in a process of its own (`hub_download`), so that the user's mirrors,
-tokens, proxies and offline mode apply, and an interrupt ends the download. Knows nothing of packages, nor of what is in
-a model's files.
+The cache is shared by every tool of Hugging Face: a file in it is used as it is, without the network. The rest is
+downloaded by `huggingface_hub` in a process of its own (`hub_download`), so the user's mirrors, tokens, proxies and
+offline mode apply, and an interrupt ends the download. Knows nothing of packages, nor of the content of a model's
+files.
 """
 
 import importlib.util
@@ -33,10 +33,10 @@ _END_GRACE_S = 5.0
 
 
 def repository_of(name: str) -> str | None:
-    """The repository that a model's name means: ORG/NAME, and whatever follows `hf:`. None: it is no such name.
+    """The repository of a model's name: ORG/NAME, and any text after `hf:`. None: it is no such name.
 
-    A path is none: one that begins with a dot or a slash, has more than one slash, or ends as a .gguf file. Raises
-    StartupError for what follows `hf:` and cannot be a repository's name.
+    A path is none: a text with a dot or a slash at its start, with more than one slash, or with the end of a .gguf
+    file. Raises StartupError if the text after `hf:` cannot be a repository's name.
     """
     if name.startswith(PREFIX):
         repository = name.removeprefix(PREFIX)
@@ -63,8 +63,8 @@ def repository_folder(cache: Path, repository: str) -> Path:
 def hub_folder(name: str, repository: str, *, weights: bool, progress: Progress) -> Path:
     """The folder with a repository's tokenizer, template and configuration, and, `weights`, its safetensors.
 
-    `name` is what the user wrote, for the errors. Blocks: call it off the loop. Raises StartupError, in one line that
-    says what to do.
+    `name` is the user's spelling, for the errors. Blocks: call it off the loop. Raises StartupError, in one line with
+    the remedy.
     """
     cache = hub_cache(os.environ)
     cached = _snapshot(cache, repository)
@@ -87,7 +87,7 @@ def hub_folder(name: str, repository: str, *, weights: bool, progress: Progress)
 
 
 def _snapshot(cache: Path, repository: str) -> Path | None:
-    """The snapshot that the branch `main` pointed to when it was last fetched."""
+    """The snapshot of the branch `main` at its last fetch."""
     place = repository_folder(cache, repository)
     try:
         commit = (place / "refs" / "main").read_text(encoding="ascii").strip()
@@ -98,7 +98,7 @@ def _snapshot(cache: Path, repository: str) -> Path | None:
 
 
 def _missing(folder: Path, *, weights: bool) -> str | None:
-    """A file that is needed and not there; None: all are."""
+    """A missing file; None: all are there."""
     if not any((folder / name).exists() for name in ("tokenizer.json", "tekken.json")):
         return "tokenizer.json"
     return _missing_weights(folder) if weights else None
@@ -114,7 +114,7 @@ def _missing_weights(folder: Path) -> str | None:
 
 
 def _fetched(repository: str, cache: Path, *, weights: bool, progress: Progress) -> Path:
-    """Run the download and pass on what it says. Raises StartupError."""
+    """Run the download and pass on its messages. Raises StartupError."""
     what = f"fetching {repository} from the Hugging Face hub"
     command = [sys.executable, "-m", "stenograph.model.hub_download", repository, str(cache)]
     command += ["--weights"] if weights else []
@@ -156,7 +156,7 @@ def _last_event(lines: Iterable[bytes], what: str, progress: Progress) -> Fetche
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Have it remove what it has of a file and end; kill it where it does not."""
+    """Have it remove its partial file and end; kill it where it does not."""
     process.terminate()
     try:
         process.wait(_END_GRACE_S)

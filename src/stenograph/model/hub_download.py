@@ -1,9 +1,9 @@
 """Fetches a repository's files into the Hugging Face cache.
 
-Runs as a process of its own (`python -m stenograph.model.hub_download`), which `hub` starts. `huggingface_hub`
-checks a file's size and not its content, so each file is checked here against the hash that the hub states, and removed
-if it differs. The branch's name is written last: an interrupted fetch is never taken for a complete one, and the next
-fetch keeps the complete files.
+Runs as a process of its own (`python -m stenograph.model.hub_download`), started by `hub`. `huggingface_hub` checks a
+file's size and not its content, so each file is checked here against its hash on the hub, and removed if it differs.
+The branch's name is written last: an interrupted fetch is never taken for a complete one, and the next fetch keeps the
+complete files.
 """
 
 import argparse
@@ -49,10 +49,10 @@ TEXT_FILES = (
     "encoding_*.py",
     "encoding/encoding_*.py",
 )
-"""The files that `model/files` reads."""
+"""The files for `model/files`."""
 
 WEIGHT_FILES = (SHARD_INDEX, "model*.safetensors")
-"""The files that `embedded/forward/weights` reads besides."""
+"""The files for `embedded/forward/weights`, besides."""
 
 _POLL_S = 0.2
 _BLOCK_BYTES = 1 << 20
@@ -65,7 +65,7 @@ class _Refused(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _File:
-    """A file of the repository, with the hash that the hub states: sha256 of a large file, else git's of its blob."""
+    """A file of the repository, with its hash on the hub: sha256 of a large file, else git's of its blob."""
 
     name: str
     num_bytes: int
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """Leave by an exception, so that what has come of a file is removed."""
+    """Leave by an exception, so the partial file is removed."""
     sys.exit(128 + number)
 
 
@@ -123,7 +123,7 @@ def _fetch(repository: str, cache: Path, *, weights: bool) -> Path:
 
 
 def _needed(siblings: Sequence[RepoSibling], *, weights: bool) -> list[_File]:
-    """The files to fetch. Raises _Refused: the repository lacks what a model needs."""
+    """The files to fetch. Raises _Refused: the repository lacks a necessary file."""
     names = [sibling.rfilename for sibling in siblings]
     if not {"tokenizer.json", "tekken.json"} & set(names):
         raise _Refused(
@@ -155,7 +155,7 @@ def _file(sibling: RepoSibling) -> _File:
 
 
 def _download(repository: str, file: _File, cache: Path, commit: str) -> None:
-    """One file, checked. What was there before and is another is fetched again. Raises _Refused."""
+    """One file, checked. An earlier one with another content is fetched again. Raises _Refused."""
     for is_again in (False, True):
         was_there = (repository_folder(cache, repository) / "snapshots" / commit / file.name).exists()
         path = Path(hf_hub_download(repository, file.name, revision=commit, cache_dir=cache, force_download=is_again))
@@ -171,7 +171,7 @@ def _download(repository: str, file: _File, cache: Path, commit: str) -> None:
 
 
 def _digest(path: Path, *, is_large: bool) -> str:
-    """Lower-case hex: sha256, or what git calls a blob's id (SHA-1 over a header and the content)."""
+    """Lower-case hex: sha256, or git's id of a blob (SHA-1 over a header and the content)."""
     with path.open("rb") as file:
         if is_large:
             digest = hashlib.sha256()
@@ -183,7 +183,7 @@ def _digest(path: Path, *, is_large: bool) -> str:
 
 
 def _remove(path: Path) -> None:
-    """A snapshot's entry, and the blob that it points to."""
+    """A snapshot's entry, and its blob."""
     if path.is_symlink():
         (path.parent / path.readlink()).unlink(missing_ok=True)
     path.unlink(missing_ok=True)
@@ -209,7 +209,7 @@ def _reporting(blobs: Path, done: int, total: int) -> Generator[None]:
 
 
 def _coming_bytes(blobs: Path) -> int:
-    """Bytes of the largest file that is not whole, while they come and go."""
+    """Bytes of the largest incomplete file, while they come and go."""
     sizes = [0]
     for path in blobs.glob("*.incomplete"):
         try:

@@ -11,7 +11,7 @@ class FetchProgress(msgspec.Struct, frozen=True, tag="told"):
 
 
 class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
-    """The download succeeded: all files are in `folder`, and each has the hash that the hub states."""
+    """The download succeeded: all files are in `folder`, each with the hash on the hub."""
 
     folder: str
 

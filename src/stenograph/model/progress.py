@@ -4,10 +4,10 @@ from typing import Protocol, TextIO
 
 
 class Progress(Protocol):
-    """Called with the part of the work that is done."""
+    """Called with the finished part of the work."""
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """`what` is a few words that stay the same while the work goes on; `done` of `total`, in any unit."""
+        """`what` is a few words, the same while the work goes on; `done` of `total`, in any unit."""
         ...
 
 

@@ -12,7 +12,7 @@ from stenograph.core.settings import Section, computed, folder, setting, text
 
 
 class EncoderKind(enum.StrEnum):
-    """A library that encodes, by the name of its package."""
+    """A library for encoding, by the name of its package."""
 
     FASTOKENS = "fastokens"
     REFERENCE = "tokenizers"
@@ -27,7 +27,7 @@ def default_cache_dir(environ: Mapping[str, str]) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """The model that is served, and the folder of its files."""
+    """The served model, and the folder of its files."""
 
     model: str = setting(
         "smollm2-135m",

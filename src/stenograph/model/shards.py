@@ -1,4 +1,4 @@
-"""The files that a folder's weights are in, as `model.safetensors.index.json` lists them. Opens none of them."""
+"""The files of a folder's weights, as `model.safetensors.index.json` lists them. Opens none of them."""
 
 from pathlib import Path
 

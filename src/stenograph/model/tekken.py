@@ -1,8 +1,8 @@
 """Mistral's tekken.json, written out as the tokenizer.json of the same tokenizer.
 
-Owns the format: the bytes and the rank of each token, a pattern that splits text, special tokens before all others.
-A merge makes the token of the lowest rank first; Hugging Face's form of the same names pairs instead, so a token is
-listed with each pair of tokens that it can be made of.
+Owns the format: the bytes and the rank of each token, a pattern to split text, special tokens before all others. A
+merge makes the token of the lowest rank first; Hugging Face's form of the same names pairs instead, so a token is
+listed with each of its possible pairs.
 
 Source: the tekken.json files and the reader in the package mistral-common.
 """
@@ -22,13 +22,13 @@ _SPECIAL_UP_TO_V7 = (
     *("[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]"),
     *("[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]"),
 )
-"""Special tokens of a file of version 3 or 7 that lists none."""
+"""Special tokens of a file of version 3 or 7 without any."""
 
 _MAX_TOKENS = 1 << 20
 
 
 class BadTekken(Exception):
-    """A tekken.json that cannot be used; `str()` says what is wrong with it."""
+    """An unusable tekken.json; `str()` says why."""
 
 
 class _Config(msgspec.Struct, gc=False):
@@ -59,7 +59,7 @@ class _Tekken(msgspec.Struct, gc=False):
 
 
 def tekken_version(text: str) -> str:
-    """The version that a tekken.json names, such as "v7". Raises BadTekken."""
+    """The version in a tekken.json, such as "v7". Raises BadTekken."""
     try:
         return msgspec.json.decode(text, type=_Versioned).config.version
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
@@ -121,7 +121,7 @@ def _ranks(vocab: Sequence[_Token]) -> dict[bytes, int]:
 
 
 def _merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
-    """The pairs that make each token, in the order of the tokens; of one token, in that of its parts."""
+    """The pairs for each token, in the order of the tokens; of one token, in the order of its parts."""
     for token in ranks:
         pairs = ((token[:at], token[at:]) for at in range(1, len(token)))
         made = [pair for pair in pairs if pair[0] in ranks and pair[1] in ranks]
@@ -136,7 +136,7 @@ def _spelled(token: bytes) -> str:
 
 
 def _special_tokens(listed: Sequence[_SpecialToken] | None, number: int) -> Sequence[str]:
-    """All of them by id; ids that the file gives no token have a name made of the id."""
+    """All of them by id; ids without a token in the file have a name made of the id."""
     named = dict(enumerate(_SPECIAL_UP_TO_V7)) if listed is None else {token.rank: token.token_str for token in listed}
     found = [named.get(index, f"<SPECIAL_{index}>") for index in range(number)]
     if len(set(found)) != number or not named.keys() <= set(range(number)) or "" in found:

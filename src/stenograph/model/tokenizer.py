@@ -1,8 +1,8 @@
 """Text to token ids and back, for byte-level BPE tokenizers.
 
-Owns where control tokens may come from: added tokens are found here (`TokenFinder`), in trusted text only;
-all other text goes through a plain tokenizer that does not know them (`fast_encoder` chooses the library).
-One object serves all threads and is never reconfigured. Encoding releases the GIL. Knows nothing of messages.
+Owns where control tokens may come from: added tokens are found here (`TokenFinder`), in trusted text only; all other
+text goes through a plain tokenizer without them (`fast_encoder` chooses the library). One object serves all threads and
+is never reconfigured. Encoding releases the GIL. Knows nothing of messages.
 """
 
 import codecs
@@ -26,10 +26,10 @@ from stenograph.model.tokenizer_json import AddedToken, plain_tokenizer_json, re
 
 _SPACE = "\t\n\v\f\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
 _SPACE_AFTER = re.compile(f"[{_SPACE}]*")
-"""Unicode's White_Space, which the reference tokenizer strips; Python's `\\s` has four control characters more."""
+"""Unicode's White_Space, as the reference tokenizer strips it; Python's `\\s` has four control characters more."""
 
 _JOINED_AT_ONCE = 8192
-"""Tokens whose bytes are joined in one call, which holds the GIL."""
+"""Tokens with their bytes joined in one call; it holds the GIL."""
 
 _SHORT_CHARS = 16
 _MAX_SHORT = 4096
@@ -39,11 +39,11 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 PIECE_CHARS = 1 << 18
-"""Characters that are searched for added tokens in one call: at most 0.3 ms of copying with the GIL held, and 3 ms of
-search without it."""
+"""Characters searched for added tokens in one call: at most 0.3 ms of copying with the GIL held, and 3 ms of search
+without it."""
 
 _SPAN = itemgetter(1, 2)
-"""Of a match, which comes with the literal's number."""
+"""Of a match; it comes with the literal's number."""
 
 
 class Span(Struct, frozen=True, kw_only=True, gc=False):
@@ -56,9 +56,9 @@ class Span(Struct, frozen=True, kw_only=True, gc=False):
 class Tokenizer:
     """One vocabulary. All methods are pure and may be called from any thread.
 
-    `sample_texts` join those that the preferred encoder has to encode as the reference does, or is not used;
-    `encoder` is then what encodes, `why_not_preferred` a line for the log, empty where it is the preferred one.
-    Raises StartupError at construction for a tokenizer that cannot be served exactly; the message says why.
+    `sample_texts` join the texts to encode alike with the preferred encoder and the reference, or the former is not
+    used; `encoder` is then the encoder in use, `why_not_preferred` a line for the log, empty where it is the preferred
+    one. Raises StartupError at construction for a tokenizer impossible to serve exactly; the message says why.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
-        """The text of ids; bytes that are not UTF-8 become U+FFFD, ids outside the vocabulary nothing."""
+        """The text of ids; invalid UTF-8 becomes U+FFFD, ids outside the vocabulary nothing."""
         table, num = self._bytes, len(self._bytes)
         rest = iter(ids)
         skipped: Collection[int] = self.special_ids if skip_special else ()
@@ -167,7 +167,7 @@ class Tokenizer:
             raise why_not_encoded(text) from error
 
     def _find(self, text: str, runs: list[tuple[int, int]]) -> list[tuple[AddedToken, int, int]]:
-        """Added tokens inside `runs` in order, with the white space that they swallow: [start, end) each."""
+        """Added tokens inside `runs` in order, with the white space they swallow: [start, end) each."""
         found: list[list[tuple[int, int]]] = []
         for finder in self._finders:
             new: list[tuple[int, int]] = []
@@ -207,16 +207,16 @@ class TextStream:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
-        """The text that `token_id` completes; a character that is not whole yet is kept back."""
+        """The text completed by `token_id`; an incomplete character is kept back."""
         return "" if token_id in self._skip else self._utf8.decode(self._tokenizer.bytes_of(token_id))
 
     def flush(self) -> str:
-        """The rest: U+FFFD for a character that was never completed. The stream is then empty again."""
+        """The rest: U+FFFD for a character never completed. The stream is then empty again."""
         return self._utf8.decode(b"", final=True)
 
 
 def why_not_encoded(text: str) -> UnrenderableMessage | TokenizationFailed:
-    """The error for a text that has no ids: the client's, for a lone surrogate, else ours."""
+    """The error for a text without ids: the client's, for a lone surrogate, else ours."""
     found = _SURROGATE.search(text)
     if found is None:
         return TokenizationFailed(f"The tokenizer failed on a text of {len(text)} characters.")
@@ -245,7 +245,7 @@ def _trusted_runs(spans: Sequence[Span]) -> list[tuple[int, int]]:
 
 
 def _without(runs: list[tuple[int, int]], taken: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """`runs` less the stretches that were taken out of them; both in order. Each stretch lies within a run."""
+    """`runs` less the stretches taken out of them; both in order. Each stretch lies within a run."""
     left: list[tuple[int, int]] = []
     rest = iter(taken)
     next_taken = next(rest, None)
@@ -259,13 +259,13 @@ def _without(runs: list[tuple[int, int]], taken: list[tuple[int, int]]) -> list[
 
 
 class TokenFinder:
-    """Finds literals: leftmost match, the longest of those that start there; then on from its end.
+    """Finds literals: leftmost match, the longest of those with the same start; then on from its end.
 
     One Aho-Corasick automaton finds them in time linear in the text. A regular expression of the same literals tries
     each of them wherever one may begin, and holds the GIL throughout: DeepSeek V4's 1,283 added tokens took 0.75 s for
-    1 MB of HTML, 6.1 s for 1 MB of `<｜`; now 2 and 13 ms. A text is searched `piece_chars` at a time, so that the GIL
-    is not held for long: the library releases it while it searches, and holds it for the copy before and the list of
-    matches after. Immutable; may be used from any thread. No literal may be empty.
+    1 MB of HTML, 6.1 s for 1 MB of `<｜`; now 2 and 13 ms. A text is searched `piece_chars` at a time, not to hold the
+    GIL for long: the library releases it while it searches, and holds it for the copy before and the list of matches
+    after. Immutable; may be used from any thread. No literal may be empty.
     """
 
     def __init__(self, literals: Iterable[str], *, piece_chars: int = PIECE_CHARS) -> None:
@@ -273,15 +273,15 @@ class TokenFinder:
         distinct = list(dict.fromkeys(literals))
         chars = set("".join(distinct))
         self._stranger = next(char for char in map(chr, range(0x110000)) if char not in chars)
-        """A character that no literal has. It is never a surrogate: no vocabulary has all that come before those."""
+        """A character of no literal. It is never a surrogate: no vocabulary has all characters before those."""
         self._num_ahead = max(map(len, distinct), default=1) - 1
         self._automaton = AhoCorasick(distinct, matchkind=MatchKind.LeftmostLongest)
         firsts = {literal[0] for literal in distinct}
         self._only_first = firsts.pop() if len(firsts) == 1 else ""
-        """The character that all of them begin with, as most vocabularies' control tokens do; empty: there is none."""
+        """The common first character of all of them, as of most vocabularies' control tokens; empty: there is none."""
 
     def find(self, text: str, start: int = 0, end: int | None = None) -> Iterable[tuple[int, int]]:
-        """The matches that lie within text[start:end], as spans [start, end) of `text`, in order."""
+        """The matches within text[start:end], as spans [start, end) of `text`, in order."""
         if not start and len(text) <= self._piece_chars and (end is None or end >= len(text)):
             if self._only_first not in text:
                 return []
@@ -302,8 +302,8 @@ class TokenFinder:
     def _matches(self, piece: str) -> list[tuple[int, int, int]]:
         """The matches in a piece: literal, start, end.
 
-        The library reads UTF-8, which CPython keeps beside a text that is not ASCII for as long as the text lives. So
-        it gets a copy. One stranger more changes no match; nor does one for each surrogate, which has no UTF-8.
+        The library reads UTF-8. CPython keeps it beside a non-ASCII text for as long as the text lives, so the library
+        gets a copy. One stranger more changes no match; nor does one for each surrogate, as these have no UTF-8.
         """
         if piece.isascii():
             return self._automaton.find_matches_as_indexes(piece)

@@ -1,7 +1,7 @@
-"""Checks that a tokenizer.json can be served exactly, makes the plain tokenizer of it, and writes new files.
+"""Checks whether a tokenizer.json can be served exactly, makes the plain tokenizer of it, and writes new files.
 
-Owns the format, and the checks: byte-level BPE, added tokens that are plain literals, no way for text to become an
-added token. Anything else is refused at start, with the reason, rather than served almost right.
+Owns the format, and the checks: byte-level BPE, added tokens as plain literals, no way for text to become an added
+token. Anything else is refused at start, with the reason, rather than served almost right.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from stenograph.core.errors import StartupError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddedToken:
-    """A token that is found in text as a literal. `lstrip`, `rstrip`: it swallows white space on that side."""
+    """A token found in text as a literal. `lstrip`, `rstrip`: it swallows white space on that side."""
 
     id: int
     content: str
@@ -45,7 +45,7 @@ def byte_level_bpe_json(
     decoder: object,
     ignore_merges: bool,
 ) -> str:
-    """The file of a byte-level BPE. `added` is made by `added_token`; `ignore_merges`: what is a token is not split."""
+    """The file of a byte-level BPE. `added` is made by `added_token`; `ignore_merges`: a token is not split."""
     document = {
         "version": "1.0",
         "truncation": None,
@@ -72,13 +72,13 @@ def byte_level_bpe_json(
 
 
 def added_token(index: int, content: str, *, special: bool) -> dict[str, object]:
-    """One that is found in text as a literal, as a tokenizer.json lists it."""
+    """One found in text as a literal, as a tokenizer.json lists it."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return {"id": index, "content": content, "special": special, **flags}
 
 
 def read_tokenizer_json(text: str) -> TokenizerDocument:
-    """Parse and check. Raises StartupError: not JSON, not byte-level BPE, or an added token that is no literal."""
+    """Parse and check. Raises StartupError: not JSON, not byte-level BPE, or an added token other than a literal."""
     try:
         document = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
@@ -108,8 +108,8 @@ def read_tokenizer_json(text: str) -> TokenizerDocument:
 def plain_tokenizer_json(document: TokenizerDocument) -> str:
     """The same tokenizer without added tokens, truncation, padding and post-processor.
 
-    Added tokens also leave the model's vocabulary, so that no text can ever become one.
-    Raises StartupError where a merge makes an added token, or where one stands for unknown text.
+    Added tokens also leave the model's vocabulary, so no text can ever become one. Raises StartupError where a merge
+    makes an added token, or where one stands for unknown text.
     """
     contents = {token.content for token in document.added}
     ids = {token.id for token in document.added}
@@ -130,7 +130,7 @@ def plain_tokenizer_json(document: TokenizerDocument) -> str:
 
 
 def token_bytes(document: TokenizerDocument) -> list[bytes]:
-    """The bytes of each id [vocab_size]; an id that no token has, has none."""
+    """The bytes of each id [vocab_size]; an id without a token has none."""
     size = 1 + max([*document.vocab.values(), *(token.id for token in document.added)], default=-1)
     table = [b""] * size
     for text, token_id in document.vocab.items():
@@ -151,7 +151,7 @@ BYTE_OF_CHAR: Mapping[str, int] = _byte_alphabet()
 
 
 def _bytes_of_spelling(text: str) -> bytes:
-    """The bytes that a vocabulary entry spells; an entry that is not spelled in bytes is its own UTF-8."""
+    """The bytes spelled by a vocabulary entry; an entry not spelled in bytes is its own UTF-8."""
     try:
         return bytes([BYTE_OF_CHAR[char] for char in text])
     except KeyError:
@@ -179,8 +179,8 @@ def _added_token(entry: object, has_normalizer: bool) -> AddedToken:
 
 
 def _merge_pairs(merges: object) -> list[list[str]]:
-    """The merges, which both forms of the file write: "a b", or ["a", "b"]. There are 300,000 in some files: what is
-    asked of each is asked by calls that go over all of them."""
+    """The merges in both forms of the file: "a b", or ["a", "b"]. There are 300,000 in some files, so each check is one
+    call over all of them."""
     listed = cast("list[object]", merges) if isinstance(merges, list) else []
     pairs = [merge.split(" ") if isinstance(merge, str) else cast("list[str]", merge) for merge in listed]
     is_list = set(map(type, pairs)) <= {list}
