@@ -24,7 +24,7 @@ from stenograph.core.errors import (
     UpstreamRefused,
     UpstreamUnreachable,
 )
-from stenograph.core.packed_ints import PackedInts
+from stenograph.core.replay import PackedInts
 from stenograph.core.types import (
     Chunk,
     Finish,

@@ -219,10 +219,14 @@ async def test_a_client_that_streams_gets_one_piece_and_leaves_the_same_record(r
     assert records[0] == records[1]
 
 
+@pytest.mark.parametrize("is_large", [False, True])
 @pytest.mark.parametrize("mode", list(ReplyMode))
 async def test_lean_replies_leave_out_the_experts_which_records_and_samples_keep(
-    connect: Connect, mode: ReplyMode
+    connect: Connect, mode: ReplyMode, is_large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if is_large:  # packed in pieces, between which the loop goes on
+        monkeypatch.setattr("stenograph.engine.rows.MOST_PACKED_CHARS", 8)
+        monkeypatch.setattr("stenograph.core.replay._PIECE_CHARS", 16)
     async with connect(reply=mode, replay=ReplayKind.ALL) as rig:
         session = await rig.open()
         script = rig.script("Hi")
@@ -247,6 +251,8 @@ async def test_lean_replies_leave_out_the_experts_which_records_and_samples_keep
         assert kept["routed_experts"] == kept["indexer_topk"] == base64.b64encode(experts.tobytes()).decode()
         samples = (await rig.call("POST", f"/sessions/{session}/samples", {"format": "json"})).json()
         assert samples["samples"][0]["rollout_routed_experts"] == experts.reshape(num_tokens - 1, 2, 2).tolist()
+        rig.sglang.plan(rig.script("Hi", body=told.replace(b'"routed_experts":"', b'"routed_experts":"?')))
+        assert (await rig.chat(await rig.open(), *messages)).status == 502
 
 
 @pytest.mark.parametrize("status", [302, 400, 404, 429, 500, 503])

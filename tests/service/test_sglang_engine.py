@@ -25,7 +25,7 @@ from stenograph.core.errors import (
     UpstreamUnreachable,
 )
 from stenograph.core.messages import Message, Role, Tool, ToolCall
-from stenograph.core.packed_ints import PackedInts
+from stenograph.core.replay import PackedInts
 from stenograph.core.types import Chunk, Finish, FinishReason, Prompt, RequestId, SamplingParams, token_ids
 from stenograph.engine.base import Engine, EngineState, GenerateRequest
 from stenograph.engine.http.adapter import AdapterOptions

@@ -20,7 +20,7 @@ from msgspec.structs import force_setattr, replace
 
 from stenograph.core.ids_json import encode_ids
 from stenograph.core.messages import Message, ReplyDelta, whole_delta
-from stenograph.core.packed_ints import PackedInts
+from stenograph.core.replay import Replay
 from stenograph.core.support import SupportPiece
 
 SessionId = NewType("SessionId", str)
@@ -263,19 +263,6 @@ class WrittenPiece(Struct, frozen=True, kw_only=True, gc=False):
     id: str
     delta: ReplyDelta
     num_tokens: int
-
-
-class Replay(Struct, frozen=True, kw_only=True, gc=False):
-    """The data with which a trainer routes the same tokens as the engine did.
-
-    A row is one position of prompt and completion, in order, the last token excepted: the engine never fed that.
-    `routed_experts` [rows, layers, top_k]: the rows from `first_row` on; an SGLang that cannot leave rows out sends
-    all. `indexer_topk`: of all rows, as the engine's model defines it.
-    """
-
-    routed_experts: PackedInts | None = None
-    indexer_topk: PackedInts | None = None
-    first_row: int = 0
 
 
 class Chunk(Struct, frozen=True, kw_only=True, gc=False):

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stenograph.core.logprobs import has_support
-from stenograph.core.packed_ints import PackedInts
+from stenograph.core.replay import PackedInts, Replay
 from stenograph.core.support import SupportWriter
-from stenograph.core.types import Chunk, Finish, FinishReason, Replay, RequestId, SamplingParams, TopLogprob
+from stenograph.core.types import Chunk, Finish, FinishReason, RequestId, SamplingParams, TopLogprob
 from stenograph.embedded.forward.base import LogitsFor, Routes, RowSpan, Segment
 from stenograph.embedded.forward.weights import F32Array
 from stenograph.embedded.grammar.base import CompiledGrammar

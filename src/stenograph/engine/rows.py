@@ -36,9 +36,9 @@ import msgspec
 import numpy as np
 
 from stenograph.core.errors import UpstreamInvalid
-from stenograph.core.packed_ints import PackedInts
+from stenograph.core.replay import Replay, UnpackedReplay
 from stenograph.core.support import SupportPiece, SupportWriter
-from stenograph.core.types import FinishReason, Replay, TopLogprob, WeightSpan, token_ids
+from stenograph.core.types import FinishReason, TopLogprob, WeightSpan, token_ids
 from stenograph.engine.columns import STAND_IN_ID, Columns, cut_columns
 from stenograph.engine.settings import ReplayKind
 from stenograph.engine.validate import are_in_vocab, new_logprobs
@@ -52,6 +52,8 @@ Laws = Sequence[tuple[re.Pattern[str], str]]
 REPLAY_FIELDS = ("routed_experts", "indexer_topk")
 LARGE_PAYLOAD_BYTES = 64 * 1024
 """A shorter payload is decoded with all else."""
+MOST_PACKED_CHARS = 512 * 1024
+"""A replay of more base64 is packed in pieces: two milliseconds."""
 _PAYLOAD_BEGINS = b'"routed_experts":"'
 MAX_SHOWN_BITS = 128
 
@@ -430,7 +432,7 @@ def support_piece(writer: SupportWriter, ids: Sequence[int], rows: Sequence[Sequ
 def replay_of(meta: MetaInfo, asked: ReplayKind, *, first_row: int = 0) -> tuple[Replay | None, tuple[str, ...]]:
     """The payload asked for that a trainer replays, None where there is none; and the names of others that came.
 
-    `first_row`: the row from which routed experts were asked for.
+    `first_row`: the row from which routed experts were asked for. A large one is left to be packed.
     """
     if meta.routed_experts is _NULL and meta.indexer_topk is _NULL:
         return None, ()
@@ -439,9 +441,12 @@ def replay_of(meta: MetaInfo, asked: ReplayKind, *, first_row: int = 0) -> tuple
     unasked = tuple(name for name in told if name not in kept)
     if not kept:
         return None, unasked
-    experts = kept.get("routed_experts")
-    first_row = 0 if experts is None else first_row
-    return Replay(routed_experts=experts, indexer_topk=kept.get("indexer_topk"), first_row=first_row), unasked
+    first_row = first_row if "routed_experts" in kept else 0
+    unpacked = UnpackedReplay(texts=kept, first_row=first_row)
+    if sum(map(len, kept.values())) > MOST_PACKED_CHARS:
+        return unpacked, unasked
+    *_, packed = unpacked.packed()
+    return packed, unasked
 
 
 def _raw_payload(meta: MetaInfo, name: str) -> msgspec.Raw:
@@ -456,12 +461,9 @@ def _is_reported(meta: MetaInfo, name: str) -> bool:
     return begin == b'"'
 
 
-def _payload(meta: MetaInfo, name: str) -> PackedInts:
-    text = msgspec.json.decode(_raw_payload(meta, name), type=str)  # its escapes were checked when it was passed over
-    try:
-        return PackedInts.of_base64(text)
-    except ValueError as error:  # binascii.Error is one
-        raise UpstreamInvalid("replay_is_base64", f"{name}, {len(text)} characters, is no base64: {error}") from error
+def _payload(meta: MetaInfo, name: str) -> str:
+    text: str = msgspec.json.decode(_raw_payload(meta, name), type=str)  # its escapes were checked when passed over
+    return text
 
 
 def check_request(told: str | None, request_id: str) -> None:

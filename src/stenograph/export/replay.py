@@ -13,8 +13,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from stenograph.core.packed_ints import Ints, PackedInts
-from stenograph.core.types import Replay
+from stenograph.core.replay import Ints, PackedInts, Replay
 from stenograph.export.lines import SampleLine, inconsistent, without_empty_end
 from stenograph.trajectory.turn import Node
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.messages import Message, Role, ToolCall
-from stenograph.core.packed_ints import PackedInts
+from stenograph.core.replay import PackedInts, Replay
 from stenograph.core.telemetry import GrammarStep
 from stenograph.core.types import (
     Chunk,
@@ -22,7 +22,6 @@ from stenograph.core.types import (
     FinishReason,
     Grammar,
     GrammarKind,
-    Replay,
     SamplingParams,
     TopLogprob,
     WeightSpan,

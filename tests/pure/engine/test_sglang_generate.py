@@ -20,7 +20,7 @@ from stenograph.core.errors import (
     UpstreamInvalid,
     UpstreamRefused,
 )
-from stenograph.core.packed_ints import PackedInts
+from stenograph.core.replay import PackedInts
 from stenograph.core.routing import Routing
 from stenograph.core.types import (
     Chunk,

@@ -17,7 +17,7 @@ from stenograph.core.chat import ChatRequest, ReplyOptions, TextView, ToolChoice
 from stenograph.core.errors import InvalidRequest, StenographError, UpstreamInvalid
 from stenograph.core.ids_json import encode_ids
 from stenograph.core.messages import Message, Role, Tool, ToolCall
-from stenograph.core.packed_ints import PackedInts
+from stenograph.core.replay import PackedInts
 from stenograph.core.routing import Routing
 from stenograph.core.types import (
     Finish,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from stenograph.core.errors import InvalidRequest, UpstreamInvalid, UpstreamRefused
-from stenograph.core.packed_ints import PackedInts
+from stenograph.core.replay import PackedInts
 from stenograph.core.routing import Routing
 from stenograph.core.types import (
     Chunk,

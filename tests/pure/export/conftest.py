@@ -9,12 +9,11 @@ import pytest
 
 from stenograph.core.chat import ParsedReply
 from stenograph.core.messages import Message, Role
-from stenograph.core.packed_ints import PackedInts
+from stenograph.core.replay import PackedInts, Replay
 from stenograph.core.types import (
     Finish,
     FinishReason,
     LogprobsKind,
-    Replay,
     RequestId,
     SampledTurn,
     SamplingParams,

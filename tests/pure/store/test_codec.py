@@ -23,7 +23,7 @@ from stenograph.core.errors import SessionDamaged
 from stenograph.core.kinds import AfterLength, Compat, HistoryKind, Label, SaltPolicy, StrandKind
 from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome
-from stenograph.core.packed_ints import PackedInts
+from stenograph.core.replay import PackedInts, Replay
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.stages import StageTimes
@@ -36,7 +36,6 @@ from stenograph.core.types import (
     LogprobsKind,
     MixedWeights,
     RepetitionOver,
-    Replay,
     RequestId,
     SampledTurn,
     SamplingParams,

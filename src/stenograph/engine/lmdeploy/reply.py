@@ -22,8 +22,8 @@ import numpy as np
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.errors import InvalidRequest, StenographError, UpstreamInvalid, UpstreamRefused
-from stenograph.core.packed_ints import PackedInts
-from stenograph.core.types import Chunk, Finish, FinishReason, Replay
+from stenograph.core.replay import PackedInts, Replay
+from stenograph.core.types import Chunk, Finish, FinishReason
 from stenograph.engine.http.adapter import EngineReading
 from stenograph.engine.lmdeploy.request import JSON_TYPE, LMDeployRoute
 from stenograph.engine.rows import (

@@ -24,13 +24,13 @@ from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ChatRequest, ToolChoice, ToolMode
 from stenograph.core.errors import InvalidRequest, UpstreamInvalid
 from stenograph.core.messages import Message, Role, ToolCall
+from stenograph.core.replay import Replay
 from stenograph.core.support import SupportPiece
 from stenograph.core.types import (
     Finish,
     FinishReason,
     Grammar,
     GrammarKind,
-    Replay,
     SamplingParams,
     TopLogprob,
     WeightSpan,

@@ -31,9 +31,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from stenograph.core.errors import UpstreamInvalid
-from stenograph.core.packed_ints import PackedInts
+from stenograph.core.replay import PackedInts, Replay
 from stenograph.core.support import SupportPiece, SupportWriter
-from stenograph.core.types import Chunk, Finish, FinishReason, Replay, TopLogprob, WeightSpan, token_ids
+from stenograph.core.types import Chunk, Finish, FinishReason, TopLogprob, WeightSpan, token_ids
 from stenograph.engine.rows import EngineUsage, check_ids, short, support_piece
 from stenograph.engine.vllm.request import VLLMRoute
 from stenograph.engine.vllm.wire import NO_LOGPROB, VLLMSpan, VLLMTold, check_request, read

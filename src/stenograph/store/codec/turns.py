@@ -14,7 +14,7 @@ import msgspec
 from stenograph.core.chat import Asked, ParsedReply, ParseFault, ParseProblem, ToolChoice, ToolMode
 from stenograph.core.day import Day
 from stenograph.core.messages import Message, Role, Tool, ToolCall
-from stenograph.core.packed_ints import PackedInts
+from stenograph.core.replay import PackedInts, Replay
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.stages import StageTimes
 from stenograph.core.types import (
@@ -26,7 +26,6 @@ from stenograph.core.types import (
     LogprobsKind,
     MixedWeights,
     RepetitionOver,
-    Replay,
     RequestId,
     SampledTurn,
     SamplingParams,

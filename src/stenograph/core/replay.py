@@ -1,10 +1,13 @@
 """Many whole numbers, such as the experts of a turn's tokens, as bytes of the smallest type that holds them. Pure."""
 
 import base64
+from collections.abc import Generator
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
+
+from stenograph.core.errors import UpstreamInvalid
 
 Ints = NDArray[np.uint8 | np.uint16 | np.int32]
 
@@ -37,11 +40,23 @@ class PackedInts(Struct, frozen=True, gc=False):
     @staticmethod
     def of_base64(text: str) -> "PackedInts":
         """Pack int32 that an engine wrote as base64. Raises ValueError: damaged, or not whole numbers."""
+        work = PackedInts.in_pieces(text)
+        while True:
+            try:
+                next(work)
+            except StopIteration as end:
+                packed: PackedInts = end.value
+                return packed
+
+    @staticmethod
+    def in_pieces(text: str) -> "Generator[None, None, PackedInts]":
+        """As `of_base64`, a millisecond between two yields; returns the numbers."""
         data = bytearray()
         for start in range(0, len(text), _PIECE_CHARS):
             if len(data) != start // 4 * 3:
                 raise ValueError("there is data after the padding")
             data += base64.b64decode(text[start : start + _PIECE_CHARS], validate=True)
+            yield
         if len(data) % 4:
             raise ValueError(f"{len(data)} bytes are not a whole number of int32 values")
         return PackedInts.of(np.frombuffer(data, "<i4"))
@@ -55,3 +70,33 @@ class PackedInts(Struct, frozen=True, gc=False):
     def base64(self) -> str:
         """The numbers as int32 in base64, as SGLang writes them."""
         return base64.b64encode(self.values.astype("<i4").tobytes()).decode()
+
+
+class Replay(Struct, frozen=True, kw_only=True, gc=False):
+    """The data with which a trainer routes the same tokens as the engine did.
+
+    A row is one position of prompt and completion, in order, the last token excepted: the engine never fed that.
+    `routed_experts` [rows, layers, top_k]: the rows from `first_row` on; an SGLang that cannot leave rows out sends
+    all. `indexer_topk`: of all rows, as the engine's model defines it.
+    """
+
+    routed_experts: PackedInts | None = None
+    indexer_topk: PackedInts | None = None
+    first_row: int = 0
+
+
+class UnpackedReplay(Replay, frozen=True, kw_only=True, gc=False):
+    """A replay in a chunk, as SGLang writes it: `texts`, int32 in base64 by field, too large for one iteration."""
+
+    texts: dict[str, str]
+
+    def packed(self) -> Generator[Replay | None, None, None]:
+        """Pack it: yields None about each millisecond, then the replay. Raises UpstreamInvalid."""
+        fields = dict[str, PackedInts]()
+        for name, text in self.texts.items():
+            try:
+                fields[name] = yield from PackedInts.in_pieces(text)
+            except ValueError as error:  # binascii.Error is one
+                told = f"{name}, {len(text)} characters, is no base64: {error}"
+                raise UpstreamInvalid("replay_is_base64", told) from error
+        yield Replay(**fields, first_row=self.first_row)
