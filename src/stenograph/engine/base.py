@@ -2,14 +2,14 @@
 
 The conformance suite (`check_engine`) tests these invariants:
 
-1. `generate` yields chunks; joined, their ids are all the tokens that were sampled, stop token included, each with its
-   logprob. Exactly the last chunk carries `finish`.
+1. `generate` yields chunks; joined, their ids are all the sampled tokens, stop token included, each with its logprob.
+   Exactly the last chunk carries `finish`.
 2. The prompt's ids reach the model as they are. Nothing is added, dropped or tokenized again.
 3. Leaving the iterator early (`aclose`, cancellation) stops the generation at the engine.
 4. `abort` ends a running generation soon, with `finish.reason == ABORT` and the ids sampled so far, maybe none.
 5. Failures are `UpstreamError`s, `EngineUnavailable`, or a `CallerError` where the engine blames the request.
    After an error nothing more is yielded.
-6. A text that a stop string ends still has all its ids, including those of the stop string.
+6. A text ended by a stop string still has all its ids, including those of the stop string.
 """
 
 import enum
@@ -53,7 +53,7 @@ class EngineState(enum.StrEnum):
 
 
 class EngineHealth(Struct, frozen=True, kw_only=True, gc=False):
-    """An engine's state and, in one line, why it is not ready, or what there is to say of one that is."""
+    """An engine's state and, in one line, why it is not ready, or a remark on a ready one."""
 
     state: EngineState
     detail: str = ""
@@ -61,18 +61,18 @@ class EngineHealth(Struct, frozen=True, kw_only=True, gc=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """Abilities of an engine. `max_context_tokens` counts prompt and completion together;
-    None leaves it to the engine to refuse what does not fit.
+    """Abilities of an engine. `max_context_tokens` counts prompt and completion together; None leaves it to the engine
+    to refuse longer requests.
 
     `streams`: tokens come as they are sampled; else one chunk holds the whole reply. `parses`: the engine writes the
     client's reply itself (`Chunk.reply`), tool calls and reasoning included, and forces tool calls itself. Then both
     hold for chats alone: a request without a chat gets its tokens, as they are sampled if it wants them so.
-    `takes_json`: it takes ids as JSON text, so it wants `Prompt.json`. `logprobs`: which distribution its
-    log-probabilities are of. `reports_support`: it reports which ids could be sampled, where it is asked for that and
-    set up for it; with `max_support_top_k`, only where `top_k` cuts off all but so many. `salt_policies`: those by
-    which it keeps cached keys and values apart by the weights; none: by no policy. `repetition_over`: what its
-    repetition penalty counts. `hints`: the routing hints that it takes. `note`: one line for the operator on its use,
-    or nothing. `policy`: the engine's own name of the model or LoRA that samples, where it has another than `model`.
+    `takes_json`: it takes ids as JSON text, so it wants `Prompt.json`. `logprobs`: the distribution of its
+    log-probabilities. `reports_support`: it reports the ids open to sampling, where it is asked for them and set up for
+    it; with `max_support_top_k`, only where `top_k` cuts off all but so many. `salt_policies`: its policies to keep
+    cached keys and values apart by the weights; none: by no policy. `repetition_over`: the tokens its repetition
+    penalty counts. `hints`: the routing hints it takes. `note`: one line for the operator on its use, or nothing.
+    `policy`: the engine's own name of the sampling model or LoRA, where it has another than `model`.
     """
 
     engine: str
@@ -94,13 +94,13 @@ class Capabilities:
 
 
 class GenerateRequest(Struct, frozen=True, kw_only=True, gc=False):
-    """One generation: ids in, under a request id that we chose and by which it can be aborted.
+    """One generation: ids in, under a request id of our choice, for use in aborts.
 
     `params` are the effective ones. An engine whose own route takes chats (`Capabilities.parses`) gets the request as
-    `chat`, for what it parses and for nothing else: which ids the model sees, `prompt` alone says. `affinity_key` is
-    the same for all turns of a session, None for a turn without one. `streams`: somebody wants the tokens as they are
-    sampled; else an engine may send all at once. `routing` has the client's hints, for an engine that takes them.
-    What it caches is for the same `cache_salt` alone. `trace` is the span of this generation, where traces are made.
+    `chat`, for its parsing and for nothing else: `prompt` alone decides the ids the model sees. `affinity_key` is the
+    same for all turns of a session, None for a turn without one. `streams`: somebody wants the tokens as they are
+    sampled; else an engine may send all at once. `routing` has the client's hints, for an engine that takes them. Its
+    cached tokens are for the same `cache_salt` alone. `trace` is the span of this generation, where traces are made.
     """
 
     request_id: RequestId
@@ -119,7 +119,7 @@ class GenerateRequest(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ForwardedAnswer(Protocol):
-    """An engine server's answer to a request that was passed on. `headers` are end-to-end ones."""
+    """An engine server's answer to a request passed on to it. `headers` are end-to-end ones."""
 
     @property
     def status(self) -> int: ...
@@ -146,8 +146,8 @@ class Outcome(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCounts:
-    """Counts of the requests to an engine of several: by outcome, and, of those that were answered, how many prompt
-    tokens were expected to be cached there and how many were."""
+    """Counts of the requests to an engine of several: by outcome, and, of the answered ones, how many prompt tokens
+    were expected to be cached there and how many were."""
 
     outcomes: Mapping[Outcome, int]
     num_expected_cached: int
@@ -195,7 +195,7 @@ class EngineStatus:
 
 
 class Engine(Protocol):
-    """Whatever samples tokens. An engine inherits from this class: what only some can do has its default here."""
+    """A sampler of tokens. An engine inherits from this class: abilities of only some have their defaults here."""
 
     @property
     def name(self) -> str:
@@ -209,12 +209,12 @@ class Engine(Protocol):
 
     @property
     def num_running(self) -> int:
-        """Generations that have begun and not ended."""
+        """Generations begun and not ended."""
         ...
 
     @property
     def addresses(self) -> Mapping[str, str]:
-        """Names of the engines behind this one that stay, by their addresses, where engines can join and leave."""
+        """Names of the staying engines behind this one, by their addresses, where engines can join and leave."""
         return {}
 
     @property
@@ -236,7 +236,7 @@ class Engine(Protocol):
         ...
 
     async def abort(self, request_id: RequestId) -> bool:
-        """Ask that a generation end soon. Returns whether it was running; unknown ids are no error."""
+        """Ask for a generation's early end. Returns whether it was running; unknown ids are no error."""
         ...
 
     async def forward(
@@ -251,18 +251,18 @@ class Engine(Protocol):
         raise RouteNotFound(f"The engine {self.capabilities.engine} is no server: it has no {method} {path}.")
 
     async def tokenize(self, spans: Sequence[Span]) -> "array[int]":
-        """Ids [T], those that our own tokenizer makes of these spans. The caller may leave at any time.
+        """Ids [T], as made of these spans by our own tokenizer. The caller may leave at any time.
 
         Raises UnrenderableMessage, TokenizationFailed, or EngineUnavailable. Only where `tokenizes`.
         """
         raise AssertionError(f"the engine {self.capabilities.engine} does not tokenize")
 
     def end_session(self, key: str) -> None:
-        """No more turns with this `affinity_key` come: what is kept for it can go. Does not wait, and never raises."""
+        """No more turns with this `affinity_key` come: its cached state can go. Does not wait, and never raises."""
         return
 
     async def find_version(self) -> str | None:
-        """Name of the weights that the engine has, by its own word; None where it does not say."""
+        """Name of the engine's weights, by its own word; None where it does not say."""
         return None
 
     def require_version(self, version: str) -> None:
@@ -275,7 +275,7 @@ class Engine(Protocol):
         return
 
     async def control(self, command: WeightCommand) -> Sequence[ControlAnswer]:
-        """Do what a trainer says about the weights; one answer for each engine. Returns when all have answered."""
+        """Do as a trainer says about the weights; one answer for each engine. Returns when all have answered."""
         problem = without_weights(self.capabilities.engine, command)
         return (ControlAnswer(name=self.name, problem=problem),)
 
@@ -287,7 +287,7 @@ class Engine(Protocol):
         return
 
     def health(self) -> EngineHealth:
-        """The health that is known now, without waiting."""
+        """The health known now, without waiting."""
         ...
 
     def statuses(self) -> Sequence[EngineStatus]:

@@ -5,8 +5,8 @@ Owns one spelling of such a list, SGLang's, without blanks, with a text or a nul
     "output_token_logprobs":[[-0.25,31611," the"],[-1.5,30101," cat"],[-0.125,2,null]]
 
 The brackets between the rows are overwritten, so that the decoder of all other replies reads one flat list. All else is
-not taken, however valid it may be. Must not know what a reply is, nor which laws it has to keep: whoever takes columns
-out of a body decodes the rest of it, and sees there whether they stood in the field that it means.
+not taken, however valid it may be. Must know neither a reply nor its laws: the caller takes columns out of a body,
+decodes the rest of it, and sees there whether they stood in the right field.
 """
 
 import struct
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from stenograph.core.types import token_ids
 
 STAND_IN_ID = int("8" * 19)
-"""The id of the one row, of logprob 0, that stands in the place of the columns in the rest of their body.
+"""The id of the one row, of logprob 0, in the place of the columns in the rest of their body.
 
 A number of one digit alone is searched for in large steps."""
 
@@ -34,7 +34,7 @@ _AFTER_TEXT, _AFTER_NULL = (int.from_bytes(text, "little") for text in (b'"],[',
 _OF_A_KEY = int.from_bytes(b'":[', "little")
 _VALUES = msgspec.json.Decoder(list[int | float | str | None])
 _PACKED_FLOAT = np.dtype([("type", "u1"), ("value", ">f8")])
-"""A float in msgpack, by which a list of them becomes an array five times faster than by `array`."""
+"""A float in msgpack: by it a list of them becomes an array five times faster than by `array`."""
 _IS_FLOAT = 0xCB
 
 

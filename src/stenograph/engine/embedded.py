@@ -4,11 +4,11 @@ Where several processes of a server share one engine, its process is their paren
 (`shared`), makes it again when it breaks, and starts nothing.
 
 Two tasks, both owned here and ended by `aclose`: one reads the process's events, one supervises (starts, waits for the
-end, starts again after a pause). A generation's chunks wait in a queue of its own, which max_tokens bounds. Text
-becomes ids there too, on `tokenize_workers` threads, for whoever asks (`tokenize`).
+end, starts again after a pause). A generation's chunks wait in a queue of its own, bounded by max_tokens. Text becomes
+ids there too, on `tokenize_workers` threads, for whoever asks (`tokenize`).
 
-The process knows a generation by a name that no other ever has: one that its caller has left may run on for a step, and
-neither its last words nor its end are those of a later one under the same request id.
+The process knows a generation by a unique name: an abandoned one may run on for a step, and neither its last words nor
+its end are those of a later one under the same request id.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ from stenograph.model.tokenizer import Span, why_not_encoded
 log = logging.getLogger(__name__)
 
 KEPT_APART = frozenset({SaltPolicy.FOLLOW})
-"""Without a salt: where weights are swapped, everything that the ones before computed is forgotten."""
+"""Without a salt: where weights are swapped, everything computed by the ones before is forgotten."""
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 30.0
 STOP_GRACE_S = 5.0
@@ -85,7 +85,7 @@ class EmbeddedEngine(Engine):
     """The engine in a child process."""
 
     def __init__(self, model: Path, options: EmbeddedOptions, *, shared: Path | None = None) -> None:
-        """`shared` is the socket of the process that all use; None: the engine has a process of its own."""
+        """`shared` is the socket of the common process; None: the engine has a process of its own."""
         self._model = model
         self._options = options
         self._shared = shared
@@ -116,13 +116,13 @@ class EmbeddedEngine(Engine):
 
     @property
     def pid(self) -> int:
-        """The id of the process that runs now, or ran last."""
+        """The id of the running process, or of the last one."""
         assert self._process is not None, "there is a process once start has been called"
         return self._process.pid
 
     @property
     def num_running(self) -> int:
-        """Generations that the process has not ended yet, those that nobody waits for any more included."""
+        """Generations not yet ended by the process, including those without a waiter."""
         return len(self._in_process)
 
     @property
@@ -197,7 +197,7 @@ class EmbeddedEngine(Engine):
             self._options = replace(self._options, weight_version=version)
 
     async def control(self, command: WeightCommand) -> Sequence[ControlAnswer]:
-        """The process does it between two steps. What it has taken holds for the next process too, if it dies."""
+        """The process does it between two steps. Weights once taken hold for the next process too, if it dies."""
         self._check_ready()
         if (problem := _not_done(command)) is not None:
             return (ControlAnswer(name=self.name, problem=problem),)
@@ -218,7 +218,7 @@ class EmbeddedEngine(Engine):
         return (ControlAnswer(name=self.name, problem=event.problem, num_paused=event.num_paused),)
 
     async def aclose(self) -> None:
-        """End the process: by closing its input, which it takes as its end, and after a while by force."""
+        """End the process: by closing its input, and after a while by force."""
         self._stop.set()
         self._health = EngineHealth(state=EngineState.STOPPED, detail="stopped")
         supervisor = self._supervisor
@@ -281,7 +281,7 @@ class EmbeddedEngine(Engine):
         return self._refusal or f"the embedded engine's process {_death(code)}"
 
     async def _run_shared(self, socket: Path, started: "asyncio.Future[None]") -> str:
-        """One life of the connection to the process that all share."""
+        """One life of the connection to the shared process."""
         try:
             events, self._commands = await asyncio.open_unix_connection(socket)
         except OSError as error:
@@ -347,7 +347,7 @@ class EmbeddedEngine(Engine):
             started.set_exception(StartupError(event.message))
 
     def _answer(self, name: RequestId, answer: Answer) -> None:
-        """Give a generation its next answer; one that nobody waits for any more is dropped."""
+        """Give a generation its next answer; an answer without a waiter is dropped."""
         if name in self._texts and isinstance(answer, StenographError):
             self._answer_text(name, answer)
         if isinstance(answer, StenographError) or answer.finish is not None:
@@ -357,7 +357,7 @@ class EmbeddedEngine(Engine):
             self._pause_s = FIRST_PAUSE_S  # it works: the next death is a new one
 
     def _answer_text(self, name: RequestId, answer: "array[int] | StenographError") -> None:
-        """Give a text its ids, or say why it has none; one that nobody waits for any more is dropped."""
+        """Give a text its ids, or say why it has none; an answer without a waiter is dropped."""
         ids = self._texts.get(name)
         if ids is None or ids.done():
             return
@@ -396,13 +396,13 @@ class EmbeddedEngine(Engine):
         )
 
     def _send(self, command: bytes) -> None:
-        """Write a framed command; a pipe that has just broken is the supervisor's to find."""
+        """Write a framed command; a pipe just broken is the supervisor's to find."""
         if self._commands is not None and not self._commands.is_closing():
             self._commands.write(command)
 
 
 def _command(request: GenerateRequest, name: RequestId, *, reports_routes: bool) -> bytes:
-    """The command that starts a generation in the process. Raises InvalidRequest for text that has no UTF-8."""
+    """The command to start a generation in the process. Raises InvalidRequest for text without a UTF-8 form."""
     prompt = request.prompt
     routes_from = prompt.first_new_row if reports_routes else None
     try:
@@ -443,10 +443,10 @@ def _control(command: WeightCommand, name: RequestId) -> Control:
 
 
 async def _end_of(process: asyncio.subprocess.Process) -> int:
-    """The exit code of a process whose output has ended; closing its input ends it, and after a while force does.
+    """The exit code of a process, after the end of its output; closing its input ends it, and after a while force does.
 
-    A process that may just have died is not killed at once: `kill` would collect the exit status itself, and `wait`
-    would know nothing but 255.
+    A possibly dead process is not killed at once: `kill` would collect the exit status itself, and `wait` would know
+    nothing but 255.
     """
     if process.stdin is not None:
         process.stdin.close()

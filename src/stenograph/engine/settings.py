@@ -1,4 +1,4 @@
-"""The settings of engines: which one samples, where its servers are, and what is asked of them."""
+"""The settings of engines: the kind, the addresses of its servers, and the data asked of them."""
 
 # ruff: noqa: RUF009  (`setting` and `computed` make dataclass fields)
 
@@ -11,7 +11,7 @@ from stenograph.core.settings import Section, choice, folder, matching, seconds,
 
 
 class EngineKind(enum.StrEnum):
-    """Kinds of engines, which sample the tokens."""
+    """Kinds of engines, the samplers of tokens."""
 
     EMBEDDED = "embedded"
     SGLANG = "sglang"
@@ -22,7 +22,7 @@ class EngineKind(enum.StrEnum):
 
 
 class EngineLogprobs(enum.StrEnum):
-    """Kinds of log-probabilities that an engine may be said to report; the values are those of `LogprobsKind`."""
+    """Kinds of log-probabilities to declare for an engine; the values are those of `LogprobsKind`."""
 
     RAW = "raw"
     TEMPERED = "tempered"
@@ -30,7 +30,7 @@ class EngineLogprobs(enum.StrEnum):
 
 
 class ReplayKind(enum.StrEnum):
-    """Training-only payloads that an engine is asked for."""
+    """Training-only payloads asked of an engine."""
 
     NONE = "none"
     ROUTED_EXPERTS = "routed_experts"
@@ -39,7 +39,7 @@ class ReplayKind(enum.StrEnum):
 
 
 def _address(url: str) -> str:
-    """An address without slashes at its end. Raises ValueError for one without a host, or whose port is none."""
+    """An address without slashes at its end. Raises ValueError for one without a host, or with an invalid port."""
     parts = urlsplit(url)
     if not parts.hostname or parts.port == 0:
         raise ValueError(f"{url!r} has no host, or no port that can be connected to")
@@ -55,7 +55,7 @@ URLS = texts(
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """The engine that samples, and its address."""
+    """The sampling engine, and its address."""
 
     engine: EngineKind = setting(
         EngineKind.EMBEDDED, choice(EngineKind), "Engine that samples the tokens.", section=Section.ENGINE
