@@ -1,27 +1,27 @@
 """Reads sampled tokens as engines write them: decodes bodies, reads rows of tokens, and checks them. Pure.
 
-Owns the decoding of a body and the law that a wrong type breaks, for every engine; rows of tokens, the finish reason
-and the replay payloads as SGLang writes them in each `meta_info`, which LMDeploy writes as well; and the joining of a
-stream of rows to one list. Knows no route. The laws here:
+Owns the decoding of a body and the law broken by a wrong type, for every engine; rows of tokens, the finish reason and
+the replay payloads as SGLang and LMDeploy write them in each `meta_info`; and the joining of a stream of rows to one
+list. Knows no route. The laws here:
 
     utf8                    the whole body is UTF-8, also where nobody reads it
     json                    it is JSON, with nothing after it
-    shape                   its fields have the types that they should have
-    has_logprobs, has_completion_tokens     what was sampled is there
+    shape                   its fields have the right types
+    has_logprobs, has_completion_tokens     the sampled tokens are there
     row_shape               a sampled token is [logprob, id] or [logprob, id, text or null]
     logprob_is_finite       a logprob is a finite number
     id_in_vocab             a token's id is an integer in [0, vocabulary)
-    count_agrees            there are `completion_tokens` tokens: in a stream, with those that came before
-    stream_extends          a list that has all tokens so far begins with those that came before
+    count_agrees            there are `completion_tokens` tokens: in a stream, with the earlier ones
+    stream_extends          a list of all tokens so far begins with the earlier ones
     ids_agree               `output_ids`, where they are reported, are the ids of the rows
     versions_agree          spans of weight versions cover the tokens, in order
-    prompt_agrees           `prompt_tokens`, where it is reported, is the number of ids that were sent
-    has_tokens              no token means that the generation was aborted
-    request_agrees          the reply's id is the `rid` of the request that was sent
-    finish_reason           the reason is one that we know
+    prompt_agrees           `prompt_tokens`, where it is reported, is the number of ids sent
+    has_tokens              no token means an aborted generation
+    request_agrees          the reply's id is the `rid` of the request sent
+    finish_reason           the reason is a known one
     has_support             where it was asked for, each token has its support, and its logprob among that
     support_of_token        a support is a list of ids of the vocabulary, each once, and the sampled token among them
-    replay_is_base64        a replay payload that was asked for is a string of base64 of int32
+    replay_is_base64        a requested replay payload is a string of base64 of int32
 
 Field names: SGLang's `managers/tokenizer_manager.py`.
 """
@@ -47,7 +47,7 @@ T = TypeVar("T")
 Rows = Sequence["Row"] | Columns
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 Laws = Sequence[tuple[re.Pattern[str], str]]
-"""Patterns of msgspec's words for the place of a wrong type, each with the law that it breaks; the first counts."""
+"""Patterns of msgspec's words for the place of a wrong type, each with its law; the first counts."""
 
 REPLAY_FIELDS = ("routed_experts", "indexer_topk")
 LARGE_PAYLOAD_BYTES = 64 * 1024
@@ -59,7 +59,7 @@ MAX_SHOWN_BITS = 128
 
 
 _NULL = msgspec.Raw(b"null")
-"""In the place of what is not reported. A payload is megabytes of text, and is read where it is kept."""
+"""In the place of a missing report. A payload is megabytes of text, and is read where it is kept."""
 
 
 class Row(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields=True):
@@ -71,7 +71,7 @@ class Row(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields=True)
 
 
 class TopRow(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields=True):
-    """As `Row`; a token that the grammar rules out has the logprob null."""
+    """As `Row`; a token ruled out by the grammar has the logprob null."""
 
     logprob: float | None
     id: Natural
@@ -85,7 +85,7 @@ class UsageDetails(msgspec.Struct, gc=False):
 
 
 class EngineUsage(msgspec.Struct):
-    """Numbers of tokens, in the field names of OpenAI that engines share."""
+    """Numbers of tokens, in OpenAI's field names, common to engines."""
 
     prompt_tokens: Natural
     completion_tokens: Natural
@@ -93,7 +93,7 @@ class EngineUsage(msgspec.Struct):
 
     @property
     def num_cached(self) -> int:
-        """Tokens of the prompt that were cached; 0 where that is not reported."""
+        """Cached tokens of the prompt; 0 where not reported."""
         details = self.prompt_tokens_details
         return 0 if details is None else details.cached_tokens or 0
 
@@ -106,7 +106,7 @@ class ErrorWithin(msgspec.Struct):
 
     @property
     def status(self) -> int:
-        """The status that it names; 400 where it names none."""
+        """The status it names; 400 where it names none."""
         return self.code if isinstance(self.code, int) else 400
 
 
@@ -116,7 +116,7 @@ def error_of(told: ErrorWithin | str) -> ErrorWithin:
 
 
 class MetaFinish(msgspec.Struct):
-    """The end of a generation. An abort that is really a failure has a `status_code`."""
+    """The end of a generation. An abort due to a failure has a `status_code`."""
 
     type: str
     matched: int | str | None = None
@@ -133,7 +133,7 @@ class MetaVersion(msgspec.Struct, gc=False):
 
 
 class MetaInfo(msgspec.Struct):
-    """All that the engine reports about one generation."""
+    """Everything reported about one generation."""
 
     completion_tokens: Natural
     id: str | None = None
@@ -151,7 +151,7 @@ class MetaInfo(msgspec.Struct):
 
 
 def laws(*pairs: tuple[str, str]) -> Laws:
-    """Patterns and the laws that they stand for."""
+    """Patterns and their laws."""
     return [(re.compile(pattern), law) for pattern, law in pairs]
 
 
@@ -171,7 +171,7 @@ META_LAWS = laws(
 
 
 def decoded(decoder: "msgspec.json.Decoder[T]", body: bytes, known: Laws) -> T:
-    """Read a body, once. Raises UpstreamInvalid, naming the law that it breaks, and nothing else."""
+    """Read a body, once. Raises UpstreamInvalid, naming the broken law, and nothing else."""
     try:
         if not body.isascii():
             body.decode()  # msgspec does not look into strings that it skips
@@ -197,7 +197,7 @@ def decoded_apart(
 ) -> tuple[T, Columns | None]:
     """Read a body, and its rows as columns where they can be read so; then there is one row in their place.
 
-    `meta_of` finds what is reported about the generation. Raises as `decoded` does.
+    `meta_of` finds the report about the generation. Raises as `decoded` does.
     """
     cut = cut_columns(body)
     if cut is not None:
@@ -213,11 +213,11 @@ def decoded_apart(
 
 
 def outline(body: bytes) -> bytes:
-    """The body without the text of a large `routed_experts`, which nobody asked for; the body itself if it has none.
+    """The body without the text of a large `routed_experts`, unasked for; the body itself if it has none.
 
-    The decoder passes over a megabyte of base64 a byte at a time. Here it is looked at by the machine's vectors: it has
-    to be ASCII without quotes, escapes and control characters, so that the rest is JSON if and only if the body is, and
-    says the same but for that text.
+    The decoder passes over a megabyte of base64 a byte at a time. Here the machine's vectors look at it: it has to be
+    ASCII without quotes, escapes and control characters. Then the rest is JSON if and only if the body is, and says the
+    same but for this text.
     """
     middle = len(body) // 2
     begin, end = body.rfind(b'"', 0, middle) + 1, body.find(b'"', middle)
@@ -245,15 +245,15 @@ def reason_of(told: str) -> FinishReason:
 
 
 class SampledTokens(msgspec.Struct, kw_only=True, eq=False):
-    """All tokens of one generation so far, and what the next part of its reply adds to them.
+    """All tokens of one generation so far, and the additions of the next part of its reply.
 
-    A part has either all tokens so far or only new ones, as the server was started: the count of all of them, which
-    every part reports, says which. Nothing is doubled and nothing is lost, or UpstreamInvalid is raised.
+    A part has either all tokens so far or only new ones, as the server was started: the count of all of them, in every
+    part, tells the two apart. Nothing is doubled and nothing is lost, or UpstreamInvalid is raised.
     """
 
     vocab_size: int
     num_prompt: int | None
-    """The number of ids that were sent; None does not ask."""
+    """The number of ids sent; None does not ask."""
     ids: "array[int]" = msgspec.field(default_factory=token_ids)
     logprobs: "array[float]" = msgspec.field(default_factory=new_logprobs)
 
@@ -263,8 +263,8 @@ class SampledTokens(msgspec.Struct, kw_only=True, eq=False):
     def take(
         self, rows: Rows | None, *, num_sampled: int, reason: FinishReason | None, num_prompt: int | None
     ) -> tuple["array[int]", "array[float]"]:
-        """Ids and logprobs that are new in a part that reports `num_sampled` tokens in all, after a prompt of
-        `num_prompt`, if it says so; `reason` where it ends."""
+        """The new ids and logprobs of a part that reports `num_sampled` tokens in all, after a prompt of `num_prompt`,
+        if it says so; `reason` where it ends."""
         start = len(self.ids)
         if rows is None:
             # SGLang leaves the list out where a generation was aborted before it ran.
@@ -285,7 +285,7 @@ class SampledTokens(msgspec.Struct, kw_only=True, eq=False):
     def check_output_ids(self, told: Sequence[int] | None, *, num_new: int, reason: FinishReason | None) -> None:
         """Hold `output_ids` against the rows: they are all ids so far, or the new ones.
 
-        With an abort that found its request waiting, SGLang repeats the last id alone.
+        With an abort of a waiting request, SGLang repeats the last id alone.
         """
         if told is None:
             return
@@ -295,7 +295,7 @@ class SampledTokens(msgspec.Struct, kw_only=True, eq=False):
         raise UpstreamInvalid("ids_agree", f"{len(given)} output_ids are not the ids of the tokens' rows")
 
     def _without_known(self, rows: Rows, num_sampled: int) -> Rows:
-        """The new rows of a list that has all so far. Raises UpstreamInvalid for any other."""
+        """The new rows of a list of all so far. Raises UpstreamInvalid for any other."""
         num_before = len(self.ids)
         if len(rows) != num_sampled:
             after = f" after {num_before} that came before" if num_before else ""
@@ -311,7 +311,7 @@ class SampledTokens(msgspec.Struct, kw_only=True, eq=False):
 
 
 def other_prompt(num_sent: int | None, num_told: int) -> UpstreamInvalid:
-    """The error of a prompt whose size, as the engine reports it, is not that of the prompt that was sent."""
+    """The error of a prompt with a reported size other than the size sent."""
     return UpstreamInvalid(
         "prompt_agrees",
         f"{num_sent} ids were sent, but the engine reports {short(num_told)} prompt tokens:"
@@ -320,7 +320,7 @@ def other_prompt(num_sent: int | None, num_told: int) -> UpstreamInvalid:
 
 
 def checked_columns(rows: Rows, vocab_size: int) -> tuple["array[int]", "array[float]"]:
-    """The ids and logprobs of rows. Raises UpstreamInvalid for an id that is not in the vocabulary."""
+    """The ids and logprobs of rows. Raises UpstreamInvalid for an id outside the vocabulary."""
     if isinstance(rows, Columns):
         ids, logprobs = rows.ids, rows.logprobs
     else:
@@ -342,7 +342,7 @@ def _lists(rows: Rows) -> tuple[list[int], list[float]]:
 
 
 def check_ids(ids: Iterable[int], vocab_size: int) -> None:
-    """The decoder has seen to it that they are integers, and none below 0; JSON has no NaN and no infinity."""
+    """The decoder takes only integers, and none below 0; JSON has no NaN and no infinity."""
     largest = max(ids, default=0)
     if largest >= vocab_size:
         raise UpstreamInvalid("id_in_vocab", f"{short(largest)} is not a token id: the vocabulary has {vocab_size} ids")
@@ -356,7 +356,7 @@ def short(number: int) -> str:
 def alternatives(
     positions: Sequence[Sequence[TopRow] | None] | None, *, num_sampled: int, num_new: int, vocab_size: int
 ) -> tuple[tuple[TopLogprob, ...], ...] | None:
-    """The alternatives at the `num_new` last positions, of a list that has those or all `num_sampled`; None if none."""
+    """The alternatives at the `num_new` last positions, of a list of those or of all `num_sampled`; None if none."""
     if not positions:
         return None
     if len(positions) not in (num_sampled, num_new):
@@ -371,7 +371,7 @@ def alternatives(
 
 
 def weight_spans(meta: MetaInfo, *, num_sampled: int) -> tuple[WeightSpan, ...]:
-    """Spans of the weights that sampled the `num_sampled` tokens, without a gap; empty where not reported."""
+    """Spans of the weights of the `num_sampled` tokens, without a gap; empty where not reported."""
     told = meta.weight_versions
     if told is None or not num_sampled:
         version = meta.weight_version
@@ -401,7 +401,7 @@ class ReportedSupport:
         return f"<ReportedSupport of {len(self._rows)} tokens>"
 
     def take(self, meta: MetaInfo, *, num_new: int, num_sampled: int) -> None:
-        """Take those of a part's new tokens, of lists that have these or all so far. Raises UpstreamInvalid."""
+        """Take those of a part's new tokens, of lists of these or of all so far. Raises UpstreamInvalid."""
         rows, logprobs = meta.output_token_sampling_mask or [], meta.output_token_sampling_logprobs or []
         if len(rows) != len(logprobs) or len(rows) not in (num_sampled, num_new):
             raise UpstreamInvalid(
@@ -413,7 +413,7 @@ class ReportedSupport:
         self._rows, self._logprobs = rows[start:], logprobs[start:]
 
     def piece(self, ids: Sequence[int]) -> SupportPiece:
-        """The supports of the tokens that were taken. Raises UpstreamInvalid."""
+        """The supports of the tokens taken. Raises UpstreamInvalid."""
         return support_piece(self._writer, ids, self._rows)
 
     def logprobs(self) -> "array[float]":
@@ -422,7 +422,7 @@ class ReportedSupport:
 
 
 def support_piece(writer: SupportWriter, ids: Sequence[int], rows: Sequence[Sequence[int]]) -> SupportPiece:
-    """The supports of the next tokens, of which an engine lists the ids. Raises UpstreamInvalid."""
+    """The supports of the next tokens, listed as ids by an engine. Raises UpstreamInvalid."""
     try:
         return writer.write_rows(ids, rows)
     except (ValueError, OverflowError) as error:
@@ -430,7 +430,7 @@ def support_piece(writer: SupportWriter, ids: Sequence[int], rows: Sequence[Sequ
 
 
 def replay_of(meta: MetaInfo, asked: ReplayKind, *, first_row: int = 0) -> tuple[Replay | None, tuple[str, ...]]:
-    """The payload asked for that a trainer replays, None where there is none; and the names of others that came.
+    """The requested payload for a trainer's replay, None where there is none; and the names of any others.
 
     `first_row`: the row from which routed experts were asked for. A large one is left to be packed.
     """
@@ -467,7 +467,7 @@ def _payload(meta: MetaInfo, name: str) -> str:
 
 
 def check_request(told: str | None, request_id: str) -> None:
-    """A reply is to the request that was sent: SGLang gives back the `rid`. Raises UpstreamInvalid."""
+    """A reply is to the request sent: SGLang gives back the `rid`. Raises UpstreamInvalid."""
     if told != request_id:
         shown = "without an id" if told is None else f"as {told[:120]!r}"
         raise UpstreamInvalid("request_agrees", f"the request {request_id!r} is answered {shown}")

@@ -1,4 +1,4 @@
-"""Chunks of an engine to a `SampledTurn`, or the law that they broke. Pure. An engine's word is not trusted."""
+"""Chunks of an engine to a `SampledTurn`, or the broken law. Pure. An engine's word is not trusted."""
 
 import math
 from array import array
@@ -26,12 +26,12 @@ from stenograph.core.types import (
 )
 
 MOST_ROUNDING_NATS = 1e-4
-"""The most by which an engine's arithmetic may round ln 1 above 0; the logprob is taken as 0."""
+"""An engine's arithmetic may round ln 1 above 0 by this at most; the logprob is taken as 0."""
 MOST_TOKENS = 2**31
 """More than any prompt has; for whoever does not know how many were sent."""
 
 new_logprobs = cast("Callable[[], array[float]]", partial(array, "d"))
-"""Makes an array for log-probabilities, which has none."""
+"""Makes an empty array for log-probabilities."""
 
 
 def are_in_vocab(ids: "array[int]", vocab_size: int) -> bool:
@@ -46,13 +46,13 @@ class TurnCollector(Struct, kw_only=True, eq=False):
     vocab_size: int
     max_tokens: int | None
     num_prompt: int | None = None
-    """The number of ids that were sent, of which no more can have been cached; None does not ask."""
+    """The number of ids sent; no more can have been cached. None does not ask."""
     logprobs_kind: LogprobsKind = LogprobsKind.RAW
-    """The kind that the engine reports for this generation."""
+    """The engine's kind for this generation."""
     weight_version: str | None = None
-    """The name of the weights of a turn whose engine does not name them; None leaves them unnamed."""
+    """The name of a turn's weights where its engine does not name them; None leaves them unnamed."""
     cached_from: str | None = None
-    """The weights under whose name the engine caches the turn."""
+    """The engine caches the turn under the name of these weights."""
     _ids: "array[int]" = field(default_factory=token_ids)
     _logprobs: "array[float]" = field(default_factory=new_logprobs)
     _tempered_logprobs: "array[float] | None" = field(default_factory=new_logprobs)
@@ -75,7 +75,7 @@ class TurnCollector(Struct, kw_only=True, eq=False):
         return None if self._last is None else self._last.finish
 
     def add(self, chunk: Chunk) -> Chunk:
-        """Take the next chunk, and return it as it is taken: a logprob that is rounded to above 0 is 0.
+        """Take the next chunk, and return it as it is taken: a logprob rounded to above 0 is 0.
 
         Raises UpstreamInvalid, naming the law, and keeps nothing of a bad chunk.
         """
@@ -117,7 +117,7 @@ class TurnCollector(Struct, kw_only=True, eq=False):
         """The whole turn. Raises UpstreamInvalid if the generation has no end, or no token where it needs one.
 
         `mixed`: other weights came meanwhile, by the server's own knowledge, beside the engine's word (`Chunk.mixed`);
-        that is left out where the engine tells which weights sampled each token.
+        it is left out where the engine reports the weights of each token.
         """
         if self._last is None or self._last.finish is None:
             raise UpstreamInvalid("has_finish", "the engine's reply ended without a finish reason")
@@ -209,7 +209,7 @@ def _check_spans(weights: Sequence[WeightSpan], num_ids: int) -> None:
 
 
 def _with_logprobs(chunk: Chunk) -> Chunk:
-    """The chunk with logprobs that are all finite and at most 0."""
+    """The chunk with logprobs all finite and at most 0."""
     logprobs = _checked(chunk.logprobs)
     tempered = None if chunk.tempered_logprobs is None else _checked(chunk.tempered_logprobs)
     sampling = None if chunk.sampling_logprobs is None else _checked(chunk.sampling_logprobs)

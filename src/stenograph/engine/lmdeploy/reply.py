@@ -1,12 +1,12 @@
 """One reply of LMDeploy, whole or event by event, of either of its two routes, as chunks. Pure.
 
-A stream has in each event what is new; what was sampled is held to the laws of `engine/rows.py`, since LMDeploy writes
-the same rows as SGLang. Further laws are here:
+A stream has the new tokens in each event; they are held to the laws of `engine/rows.py`, since LMDeploy writes the same
+rows as SGLang. Further laws are here:
 
     one_choice              an event of the chat route has one choice, or, with the usage, none
     has_usage               a reply of the chat route counts its tokens
-    finish_is_last          nothing but the usage follows the part that has the finish reason
-    no_failure              the engine did not fail: LMDeploy reports that in a finish reason within a 200
+    finish_is_last          nothing but the usage follows the part with the finish reason
+    no_failure              the engine did not fail: LMDeploy reports a failure in a finish reason within a 200
     replay_shape            routed experts are numbers, for each token but the last, of each layer, as many each
 
 Sources: LMDeploy's `serve/openai/protocol.py` (`GenerateReqOutput`), `serve/openai/endpoints/generate.py`,
@@ -107,7 +107,7 @@ class _LMDeployPart:
 class LMDeployReading(EngineReading):
     """The reader of one reply of either route.
 
-    Its methods raise UpstreamInvalid, or the error that the engine reports within a 200.
+    Its methods raise UpstreamInvalid, or the engine's error within a 200.
     """
 
     def __init__(
@@ -120,10 +120,10 @@ class LMDeployReading(EngineReading):
         replays: bool = True,
         first_row: int = 0,
     ) -> None:
-        """`stop_ids` are the model's own and the request's: one of them is the last id of a reply that stopped.
+        """`stop_ids` are the model's own and the request's: one of them is the last id of a stopped reply.
 
         `replays`: routed experts were asked for; else they are left out where they come. Those of tokens before
-        `first_row`, which come as well, are left out.
+        `first_row` come as well, and are left out.
         """
         self._replays = replays
         self._first_row = first_row
@@ -140,7 +140,7 @@ class LMDeployReading(EngineReading):
         return f"<LMDeployReading {self._route} {self._sampled!r}>"
 
     def event(self, data: bytes) -> Sequence[Chunk]:
-        """The chunks that a part brings; the one that ends the generation is held until `end`."""
+        """The chunks of a part; the generation's last one is held until `end`."""
         part = self._generated(data) if self._route is LMDeployRoute.GENERATE else self._chat(data)
         if part is None:
             return ()
@@ -153,7 +153,7 @@ class LMDeployReading(EngineReading):
         return ()
 
     def end(self) -> Sequence[Chunk]:
-        """The chunk that ends the generation, if it came. Raises UpstreamInvalid if the usage disagrees with it."""
+        """The generation's last chunk, if it came. Raises UpstreamInvalid if the usage disagrees with it."""
         held, self._held = self._held, None
         if held is None:
             return ()
@@ -247,7 +247,7 @@ class LMDeployReading(EngineReading):
         return reason_of(part.finish or "")
 
     def _finish(self, reason: FinishReason) -> Finish:
-        """The stop token is the last id, where that is one: LMDeploy does not say what it stopped at."""
+        """The stop token is the last id, if it is one: LMDeploy does not report the stop."""
         last = self._sampled.ids[-1] if self._sampled.ids else None
         matched = last if reason is FinishReason.STOP and last in self._stop_ids else None
         return Finish(reason=reason, matched=matched)
@@ -262,7 +262,7 @@ class LMDeployReading(EngineReading):
             raise other_prompt(self._num_prompt, self._usage.prompt_tokens)
 
     def _replay(self, experts: Experts, num_sampled: int) -> Replay | None:
-        """Experts of each token but the last, of the rows that are new."""
+        """Experts of each token but the last, of the new rows."""
         if experts is None:
             return None
         if isinstance(experts, str):

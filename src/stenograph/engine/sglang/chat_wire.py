@@ -1,7 +1,7 @@
 """SGLang's chat route as bytes: a `GenerateRequest` to a body, a body to a checked reply. Pure.
 
-Owns the names of SGLang's fields and the laws that a reply must keep. An engine's word is not trusted: `decode_reply`
-returns what is true, or raises `UpstreamInvalid` with the law that was broken, for any bytes at all. The laws:
+Owns the names of SGLang's fields and the laws of a reply. An engine's word is not trusted: `decode_reply` returns the
+truth, or raises `UpstreamInvalid` with the broken law, for any bytes at all. The laws:
 
     one_choice              there is exactly one choice
     content_is_text         the message's content is there, and a string; null only where nothing was sampled
@@ -9,7 +9,7 @@ returns what is true, or raises `UpstreamInvalid` with the law that was broken, 
     has_meta_info           there is a meta_info
     finish_reason           the reason is one of stop, tool_calls, length, abort, and reported once
 
-and those of `engine/rows.py`, which reads what was sampled.
+and those of `engine/rows.py`, the reader of sampled tokens.
 
 Field names: SGLang's `entrypoints/openai/protocol.py` and `serving_chat.py`.
 """
@@ -73,9 +73,9 @@ _NO_MESSAGES = b'[{"role":"user","content":""}]'
 def encode_request(
     request: GenerateRequest, *, model: str, replay: ReplayKind, form: bytes = b',"return_meta_info":true'
 ) -> bytes:
-    """The body of a chat request. `form` are the members that ask for a whole reply, or for a stream.
+    """The body of a chat request. `form` are the members to ask for a whole reply, or for a stream.
 
-    Raises InvalidRequest for a grammar that SGLang does not take.
+    Raises InvalidRequest for a grammar not taken by SGLang.
 
     The long parts, messages and ids, are joined as they are, never parsed or encoded again.
     """
@@ -103,10 +103,10 @@ def encode_request(
 
 
 def _chat_parts(chat: ChatRequest | None) -> list[bytes | memoryview]:
-    """The fields by which SGLang parses the reply. `input_ids` alone decides which tokens its model sees.
+    """The fields by which SGLang parses the reply. `input_ids` alone decides the tokens its model sees.
 
     The messages go along only with tools: some of its parsers number a call by those before it. Raises InvalidRequest
-    for a view of the reply's text that our own fields rule out.
+    for a view of the reply's text ruled out by our own fields.
     """
     if chat is None:
         return [b',"messages":', _NO_MESSAGES]
@@ -253,9 +253,9 @@ def decode_reply(
 ) -> SGLangReply:
     """Read a reply's body, once. `num_prompt` is how many ids were sent, under `request_id`; None does not ask.
 
-    Routed experts were asked for from `first_row` on. What came for replay beyond `replay` is left out, and named in
-    `unasked_replay`. `wants_support`: each token has to have its support. Raises UpstreamInvalid, naming the law that
-    it breaks, and nothing else.
+    Routed experts were asked for from `first_row` on. Replay payloads beyond `replay` are left out, and named in
+    `unasked_replay`. `wants_support`: each token has to have its support. Raises UpstreamInvalid, naming the broken
+    law, and nothing else.
     """
     columns = None
     if len(body) > LARGE_PAYLOAD_BYTES:
@@ -308,7 +308,7 @@ def _meta_of(completion: _SGLangCompletion) -> MetaInfo | None:
 
 
 def _finish(choice: _SGLangChoice) -> Finish:
-    """The choice's reason and the one in its meta_info, which must agree; an abort in either counts as one."""
+    """The choice's reason and the one in its meta_info must agree; an abort in either counts as one."""
     meta = choice.meta_info.finish_reason
     matched: int | str | None = choice.matched_stop
     if isinstance(meta, MetaFinish):

@@ -1,15 +1,15 @@
 """One reply of vLLM, whole or event by event, as chunks that keep every law. Pure.
 
-An engine's word is not trusted: a `VLLMReader` returns what is true, or raises `UpstreamInvalid` with the law that was
-broken, for any bytes. Besides the laws of `wire`:
+An engine's word is not trusted: a `VLLMReader` returns the truth, or raises `UpstreamInvalid` with the broken law, for
+any bytes. Besides the laws of `wire`:
 
     one_choice              a reply has a choice
-    request_agrees          the reply is to the request that was sent, by vLLM's name for its id
-    logprob_is_told         a logprob is not -9999, which vLLM writes where it has none
+    request_agrees          the reply is to the request sent, by vLLM's name for its id
+    logprob_is_told         a logprob is not -9999, vLLM's mark of a missing one
     id_in_vocab             a token's id is in [0, vocabulary)
     count_agrees            there is a logprob for each id, and there are `completion_tokens` of them
-    prompt_agrees           `prompt_tokens` is the number of ids that were sent
-    has_tokens              no token means that the generation was aborted
+    prompt_agrees           `prompt_tokens` is the number of ids sent
+    has_tokens              no token means an aborted generation
     has_finish              fields about the whole generation come with its end, or after it
     finish_is_last          nothing is sampled after the end
     finish_reason           the reason is one of stop, length, abort
@@ -18,7 +18,7 @@ broken, for any bytes. Besides the laws of `wire`:
     has_support             each token has its support, if supports were asked for
     support_of_token        a support is a list of ids of the vocabulary, each once, and the sampled token among them
     routed_experts_shape    they are a .npy file of integers [prompt + completion tokens - 1, layers, top_k], as base64,
-                            without the rows that were not asked for, or with them
+                            without the rows not asked for, or with them
 """
 
 import base64
@@ -43,10 +43,10 @@ _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": F
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """Expectations that a reply is checked against. `wants_experts`: vLLM has to report the routed experts,
-    from `first_row` on, `wants_support`: the support of each token, and all at once.
+    """Expectations of a reply. `wants_experts`: vLLM has to report the routed experts, from `first_row` on,
+    `wants_support`: the support of each token, and all at once.
 
-    `eos_ids` end a turn: vLLM does not say that one of them did.
+    `eos_ids` end a turn, without a word of it from vLLM.
     """
 
     request_id: str
@@ -61,7 +61,7 @@ class Expected:
 
 
 class VLLMReader:
-    """One generation's reply, whole or event by event. The chunk that ends it waits for the usage, which comes last."""
+    """One generation's reply, whole or event by event. Its last chunk waits for the usage, the last to come."""
 
     def __init__(self, expected: Expected) -> None:
         self._expected = expected
@@ -73,7 +73,7 @@ class VLLMReader:
         return f"<VLLMReader {self._expected.route.name} {self._num_ids} ids>"
 
     def whole(self, body: bytes) -> Chunk:
-        """The one chunk of a reply that came at once."""
+        """The one chunk of a reply sent at once."""
         told = self._told(body)
         if not told.has_choice:
             raise UpstreamInvalid("one_choice", "one choice was asked for, none came")
@@ -83,7 +83,7 @@ class VLLMReader:
         return self._ended(chunk, told, told.usage)
 
     def event(self, data: bytes) -> Chunk | None:
-        """The chunk that an event's data brings, if any."""
+        """The chunk of an event's data, if any."""
         told = self._told(data)
         if self._has_ended or (self._last is not None and told.has_choice):
             raise UpstreamInvalid("finish_is_last", "the engine went on after the event that ended the generation")
@@ -96,7 +96,7 @@ class VLLMReader:
         return chunk if chunk.ids else None
 
     def _usage(self, told: VLLMTold) -> Chunk | None:
-        """The event after the last choice: what was held back can go."""
+        """The event after the last choice: the chunk held back can go."""
         if told.usage is None:
             return None  # nothing is said
         if self._last is not None:
@@ -114,7 +114,7 @@ class VLLMReader:
         return told
 
     def _chunk(self, told: VLLMTold, ids: Sequence[int], logprobs: Sequence[float]) -> Chunk:
-        """A choice's chunk, without what its end may bring."""
+        """A choice's chunk, without the fields of its end."""
         if len(ids) != len(logprobs):
             raise UpstreamInvalid("count_agrees", f"{len(ids)} ids, but {len(logprobs)} logprobs")
         if NO_LOGPROB in logprobs:
@@ -140,7 +140,7 @@ class VLLMReader:
         return Finish(reason=reason, matched=matched)
 
     def _ended(self, chunk: Chunk, told: VLLMTold, usage: EngineUsage | None) -> Chunk:
-        """The chunk that ends the generation, with the fields about all of it."""
+        """The last chunk of the generation, with the fields about all of it."""
         expected = self._expected
         if usage is None:
             raise UpstreamInvalid("shape", "the reply has no usage")
@@ -189,14 +189,14 @@ class VLLMReader:
 
 
 def _best(row: Sequence[TopLogprob], num_top: int, vocab_size: int) -> tuple[TopLogprob, ...]:
-    """The most likely alternatives of a position, of those that vLLM reports; the first is the sampled token."""
+    """The most likely alternatives of a position, of those reported by vLLM; the first is the sampled token."""
     check_ids((top.id for top in row), vocab_size)
     ranked = sorted((top for top in row if top.logprob != NO_LOGPROB), key=lambda top: -top.logprob)
     return tuple(ranked[:num_top])
 
 
 def _weights(told: Sequence[VLLMSpan] | None, num_ids: int) -> tuple[WeightSpan, ...] | None:
-    """The spans that hold tokens; None where vLLM does not report them, as on its completions route."""
+    """The spans with tokens; None where vLLM does not report them, as on its completions route."""
     if told is None:
         return None
     end = 0
@@ -222,8 +222,8 @@ _NPY = re.compile(
 
 
 def experts_of_npy(text: str, *, num_rows: int, first_row: int = 0) -> Replay:
-    """The experts of a .npy file: of `num_rows` rows those from `first_row` on, also where it has all of them, as a
-    vLLM sends that cannot leave rows out. Raises UpstreamInvalid."""
+    """The experts of a .npy file: of `num_rows` rows those from `first_row` on, also where it has all of them, as sent
+    by a vLLM unable to leave rows out. Raises UpstreamInvalid."""
     law = "routed_experts_shape"
     try:
         data = base64.b64decode(text, validate=True)
