@@ -1,7 +1,7 @@
-"""The proof that a template is append-only: what it writes of a conversation stays when the session appends to it.
+"""The proof that a template is append-only: its text of a conversation stays when the session appends to it.
 
-Owns the laws that a template must keep for a line's ids to stay what the template would write, and the report of a
-broken one. The proof renders every kind of conversation that there is (`conversations`); it is as good as they are.
+Owns the laws by which a line's ids stay those that the template would write, and the report of a broken one. The proof
+renders every kind of conversation (`conversations`); it is as good as they are.
 """
 
 import enum
@@ -23,14 +23,14 @@ _LEAD_CHARS, _SHOWN_CHARS = 32, 120
 
 
 class Law(enum.StrEnum):
-    """Laws that a template has to keep."""
+    """Laws for a template to keep."""
 
     HISTORY = "history"
-    """Messages that come later do not change how earlier ones are written."""
+    """Later messages do not change how earlier ones are written."""
     PROMPT = "prompt"
-    """A reply is later written after the prompt that it was asked for with."""
+    """A reply is later written after its own prompt."""
     SUFFIX = "suffix"
-    """The text of new messages does not depend on what came before the last reply."""
+    """The text of new messages does not depend on anything before the last reply."""
 
 
 _BROKEN = {
@@ -84,7 +84,7 @@ class Proof:
 
 
 class ProofCache:
-    """The proofs of one template, by the arguments that a request gives it; the oldest forgotten first."""
+    """The proofs of one template, by the arguments from a request; the oldest forgotten first."""
 
     def __init__(self, writer: Writer, family: Family) -> None:
         self._writer = writer
@@ -101,7 +101,7 @@ class ProofCache:
     def get(self, kwargs: Mapping[str, object]) -> Proof:
         """The proof with these arguments, as far as the template reads them.
 
-        Threads that ask at once may each make it.
+        If several threads ask at once, each may make it.
         """
         kwargs = self._writer.read_by_template(kwargs)
         spelled = _spelled(kwargs)
@@ -124,12 +124,12 @@ class ProofCache:
 
 
 def _spelled(kwargs: Mapping[str, object]) -> str:
-    """Arguments by what they say: True, 1 and 1.0 are not the same."""
+    """Arguments by their spelling: True, 1 and 1.0 are not the same."""
     return repr(sorted(kwargs.items(), key=lambda item: item[0]))
 
 
 def prove(writer: Writer, family: Family, kwargs: Mapping[str, object]) -> Proof:
-    """Check a template against the laws. `family`'s roles are known. Never raises for what a template does."""
+    """Check a template against the laws. `family`'s roles are known. Never raises, whatever a template does."""
     attempt = _Attempt(writer, family, kwargs)
     rewrites = tuple(islice(attempt.rewrites(), _MAX_REWRITES))
     return Proof(
@@ -154,7 +154,7 @@ class _Attempt:
         self.num_refused = 0
 
     def rewrites(self) -> Iterator[Rewrite]:
-        """Every law that is broken, conversation by conversation."""
+        """Every broken law, conversation by conversation."""
         for exchange in exchanges(has_tools=bool(self._family.shows_tools)):
             if not self._may_be_written(exchange.opening):
                 continue
@@ -214,7 +214,7 @@ class _Attempt:
         return all(message.role in self._roles for message in messages)
 
     def _may_answer(self, asked: str, reply: Message) -> bool:
-        """Whether a prompt can have such a reply: one that opened the reasoning needs it, one that closed it has none.
+        """Whether a prompt can have such a reply: an opened block needs reasoning, a closed one allows none.
 
         A family without reasoning markers has none.
         """
@@ -225,7 +225,7 @@ class _Attempt:
 
 
 def rewrite_of(law: Law, messages: Sequence[Message], expected: str, actual: str) -> Rewrite:
-    """The difference of two texts of which the second ought to go on as the first."""
+    """The difference of two texts; the second ought to go on as the first."""
     shorter = min(len(expected), len(actual))
     at = next((i for i in range(shorter) if expected[i] != actual[i]), shorter)
     return Rewrite(
@@ -248,7 +248,7 @@ def _described(message: Message) -> str:
 
 
 def _why(messages: Sequence[Message], expected: str, actual: str) -> str:
-    """The part of the messages that is missing, where that is plain."""
+    """The missing part of the messages, where it is plain."""
     for message in messages:
         if message.reasoning and message.reasoning in expected and message.reasoning not in actual:
             return "it drops the reasoning of an earlier reply"

@@ -1,8 +1,8 @@
 """A family's tool calls as a table: markers, and how a template writes calls; each form of arguments reads its own.
 
 A block is the text from an opening marker to where it closes; it holds one call or several. The grammar that forces
-calls follows from the table. Knows nothing of tokens, and nothing of where in a reply a block may stand, but for what
-a syntax says of itself here.
+calls follows from the table. Knows nothing of tokens, and nothing of a block's place in a reply, but for the rules of a
+syntax itself.
 """
 
 import re
@@ -21,7 +21,7 @@ NAME, QUOTED_NAME, CALL_ID = "{name}", "{quoted name}", "{id}"
 """Places in a spelling: a call's name, its name as JSON, an id of the model's choice."""
 
 Marker = Callable[[str], str]
-"""A marker's text to what a grammar has for it, with one model's tokens."""
+"""A marker's text to its form in a grammar, with one model's tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class CallText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForcedTool:
-    """A tool that a grammar may call. `number` is unique in the grammar, `schema` the JSON Schema of its arguments."""
+    """A tool for a grammar to call. `number` is unique in the grammar, `schema` the JSON Schema of its arguments."""
 
     number: int
     name: str
@@ -49,19 +49,19 @@ class BlockScanner(Protocol):
     """Finds where one block closes, in a growing text."""
 
     def find(self, text: str) -> tuple[int, int] | None:
-        """The closing marker [start, end) in `text`, which continues the text of the call before; None: not yet.
+        """The closing marker [start, end) in `text`, the text of the previous `find` and more; None: not yet.
 
-        `text` begins after the opening marker. What lies before `start` is the block's body.
+        `text` begins after the opening marker. The text before `start` is the block's body.
         """
         ...
 
 
 class CallGrammar(Protocol):
-    """Grammar that makes a family's model call. Stateless."""
+    """Grammar to make a family's model call. Stateless."""
 
     def grammar(self, tools: Sequence[ForcedTool], parallel: bool, marker: Marker) -> str:
-        """One call, or with `parallel` one or more, as llguidance's Lark. It begins with `start:`, a rule that no other
-        rule names: reasoning may be put before it (`held`).
+        """One call, or with `parallel` one or more, as llguidance's Lark. It begins with `start:`, a rule named by no
+        other: reasoning may be put before it (`held`).
 
         `marker` writes a marker as the grammar has to. Raises InvalidRequest: calls in this syntax cannot be forced.
         """
@@ -76,7 +76,7 @@ def unforceable(why: str) -> InvalidRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameRule:
-    """Names that can stand in a call: a regular expression of them, and the place."""
+    """Names allowed in a call: a regular expression of them, and the place."""
 
     like: str = "(?s:.*)"
     where: str = "in a call"
@@ -97,7 +97,7 @@ class CallSpelling:
 
     `begin` and `end` stand around all of a reply's calls, `between` two of them; `head` and `tail` around one call's
     arguments. With `is_in_lines`, `between` stands before the first call and after the last, too: as a literal of its
-    own, for a grammar's lexer takes the longest literal that fits. `call_id` is a regular expression of ids.
+    own, for a grammar's lexer takes the longest fitting literal. `call_id` is a regular expression of ids.
     """
 
     head: str
@@ -112,11 +112,11 @@ class CallSpelling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSyntax(ABC):
-    """A family's spelling of calls. Stateless; its methods never raise on what a model wrote.
+    """A family's spelling of calls. Stateless; its methods never raise, whatever a model wrote.
 
-    `openers` begin a block; with `only_at_start`, those that are no `markers` only where nothing but white space of the
-    content comes before. `lead` is what the template writes between content and a block. `markers` are the spellings
-    that have to be seen even where they are control tokens.
+    `openers` begin a block; with `only_at_start`, openers outside `markers` do so only after white space alone in the
+    content. `lead` is the template's text between content and a block. `markers` are the spellings to be seen even
+    where they are control tokens.
     """
 
     openers: tuple[str, ...]
@@ -127,11 +127,11 @@ class CallSyntax(ABC):
 
     @abstractmethod
     def scanner(self, opener: str) -> BlockScanner:
-        """A scanner for a block that `opener` began."""
+        """A scanner for a block begun by `opener`."""
 
     @abstractmethod
     def read(self, opener: str, body: str, tools: Mapping[str, Tool]) -> tuple[CallText, ...] | ParseProblem:
-        """The calls of a closed block, or what is wrong with it. No calls: the block is text, and nothing is wrong."""
+        """The calls of a closed block, or its problem. No calls: the block is text, and nothing is wrong."""
 
     def read_cut(self, opener: str, body: str, tools: Mapping[str, Tool]) -> tuple[CallText, ...] | ParseProblem:
         """The same of a block in which the reply ended: TOOL_CALL_UNCLOSED, unless the syntax needs no end."""
@@ -160,7 +160,7 @@ class CallSyntax(ABC):
         return f"arguments_{tool.number}", (f"arguments_{tool.number}: {json_value(tool.schema)}",)
 
     def shared_rules(self, marker: Marker) -> Sequence[str]:
-        """Rules that the arguments of all tools name."""
+        """Rules named by the arguments of all tools."""
         del marker
         return ()
 

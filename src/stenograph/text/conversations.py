@@ -1,7 +1,7 @@
-"""Conversations of every kind that a session can make, to hold a template to: what proofs and checks render.
+"""Conversations of every kind possible in a session, rendered by proofs and checks of a template.
 
-Owns the matrix. Each text is one that occurs in no template, so that what is shown of it can be found. Knows nothing
-of templates or families.
+Owns the matrix. Each text occurs in no template, so it can be found in an output. Knows nothing of templates or
+families.
 """
 
 import json
@@ -35,11 +35,11 @@ ODD_ARGUMENTS = (
 
 
 ODD_TEXT = " \x1c\u2028\tWhat <b>of</b> 'zq', \"é𝄞\"? {{ x }}\r\n\x1f "
-"""White space that engines trim differently, and what looks like markup."""
+"""White space trimmed differently by engines, and text like markup."""
 
 
 def call(number: int, arguments: str = ARGUMENTS) -> ToolCall:
-    """A call of WEATHER, with an id of nine letters and digits, which is all that some templates take."""
+    """A call of WEATHER, with an id of nine letters and digits: some templates take no other."""
     return ToolCall(id=f"callzq{number:03d}", name=WEATHER.name, arguments=arguments)
 
 
@@ -59,7 +59,7 @@ def result(of: ToolCall, text: str) -> Message:
 
 
 def openings(*, has_tools: bool) -> Iterator[tuple[Message, ...]]:
-    """Messages that may come before a reply."""
+    """Messages before a reply."""
     system = Message(role=Role.SYSTEM, content="Be brief, zq.")
     yield (user("What of zq?"),)
     yield (system, user(ODD_TEXT))
@@ -77,7 +77,7 @@ def openings(*, has_tools: bool) -> Iterator[tuple[Message, ...]]:
 
 
 def replies(*, has_tools: bool) -> Iterator[Message]:
-    """Replies that a model may give."""
+    """Replies of a model."""
     yield said("Reply zq.", reasoning="Thought\n\nof zq.")
     yield said("Reply zq.")
     yield said("")
@@ -88,7 +88,7 @@ def replies(*, has_tools: bool) -> Iterator[Message]:
 
 
 def appended(reply: Message) -> Iterator[tuple[Message, ...]]:
-    """Messages that may come after a reply, before the next."""
+    """Messages after a reply, before the next."""
     yield ()
     yield (user("More zq."),)
     if reply.tool_calls:
@@ -105,7 +105,7 @@ def appended(reply: Message) -> Iterator[tuple[Message, ...]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExampleExchange:
-    """A conversation up to a reply, the reply, and the tools that there are."""
+    """A conversation up to a reply, the reply, and the tools."""
 
     opening: tuple[Message, ...]
     reply: Message

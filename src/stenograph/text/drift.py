@@ -1,7 +1,7 @@
-"""Drift: where a line's ids are not what the chat template would make of its messages.
+"""Drift: where a line's ids are not those of its messages by the chat template.
 
-Owns what counts as drift and in which class it falls. The line is the record: nothing here changes an id. Pure, and
-may be called from any thread; renders a whole line, so it belongs on the pool. docs/drift.md says how to read a report.
+Owns the definition of drift and its classes. The line is the record: nothing here changes an id. Pure, and may be
+called from any thread; renders a whole line, so it belongs on the pool. docs/drift.md says how to read a report.
 """
 
 from array import array
@@ -18,7 +18,7 @@ from stenograph.text.renderer import Renderer
 from stenograph.text.reply_syntax import ReasoningMarks
 
 _TAIL_TOKENS = 64
-"""Ids of a line's end that are shown to a bridge; more than any family's closing has."""
+"""Number of ids of a line's end shown to a bridge; more than any family's closing has."""
 
 _LEAD_CHARS = 24
 _MAX_CHARS = 160
@@ -36,11 +36,11 @@ def find_drift(
 ) -> DriftReport:
     """Compare a line's ids [T] with the template's rendering of its messages, replies included.
 
-    `sampled_spans` are the sampled tokens, half-open over `ids`, ascending. Both sides are compared as they stand
-    with the next turn opened: what the bridge would add to close the last reply is no drift, be it a newline or the
-    end token of a reply that was cut off. A line ends with a reply, as committed lines do: of one that ends with a
-    question, a reply that reasons although its prompt closed the reasoning may count as forbidden. Raises ValueError
-    for spans that are not in `ids`, and nothing for messages: what the template refuses is an outcome.
+    `sampled_spans` are the sampled tokens, half-open over `ids`, ascending. Both sides are compared as they stand with
+    the next turn opened: the bridge's own close of the last reply is no drift, be it a newline or the end token of a
+    reply cut off. A line ends with a reply, as committed lines do: of one that ends with a question, a reply with
+    reasoning although its prompt closed the reasoning may count as forbidden. Raises ValueError for spans outside
+    `ids`, and nothing for messages: a template's refusal is an outcome.
     """
     is_sampled = _mask(len(ids), sampled_spans)
     try:
@@ -67,10 +67,10 @@ def find_drift(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Comparison:
-    """Two id sequences that differ. `is_sampled` has a byte for each id of `line`, of which `num_recorded` are real.
+    """Two different id sequences. `is_sampled` has a byte for each id of `line`; the first `num_recorded` are real.
 
-    `replies_at` is where each reply begins, those of which nothing is left too. `marks` stand around reasoning; a reply
-    may lack control tokens of the `reply_frame`.
+    `replies_at` is where each reply begins, including replies with nothing left. `marks` stand around reasoning; a
+    reply may lack control tokens of the `reply_frame`.
     """
 
     tokenizer: Tokenizer
@@ -83,7 +83,7 @@ class _Comparison:
     reply_frame: tuple[int, ...]
 
     def drifts(self) -> list[Drift]:
-        """All drifts in order; where the numbers of control tokens differ, that one alone: nothing else is aligned."""
+        """All drifts in order; if the numbers of control tokens differ, this drift alone: nothing else is aligned."""
         pairs = self._pairs()
         if pairs is None:
             return [self._count_drift()]
@@ -98,10 +98,10 @@ class _Comparison:
         return [drift for drift in found if drift is not None]
 
     def _pairs(self) -> list[tuple[int, int, int]] | None:
-        """Positions of the control tokens that stand for each other, and the number of each among the template's; None
-        if there are more or fewer than there may be.
+        """Positions of matching control tokens, and the number of each among the template's; None if there are more or
+        fewer than there may be.
 
-        A sampled control token that the template has no place for is part of the reply's text, not of the frame.
+        A sampled control token without a place in the template is part of the reply's text, not of the frame.
         """
         line, expected = self._controls(self.line), self._controls(self.expected)
         ids, expected_ids = [self.line[i] for i in line], [self.expected[i] for i in expected]
@@ -168,10 +168,10 @@ class _Comparison:
         return self._drift(kind, index, self._texts(span, expected_span, where[0]), detail, where)
 
     def _keeps_frame(self, span: tuple[int, int], expected_text: str) -> bool:
-        """Whether `expected_text` differs from the line's by replies only: all that was not sampled is in it, in order.
+        """Whether `expected_text` differs from the line's by replies only: all other ids' text is in it, in order.
 
-        A reply of which nothing was sampled, or nothing but its control token, is an empty one. So is the text of one
-        that was cut off, or ended, after a control token of its own frame.
+        A reply without a sampled id, or with its control token alone, is an empty one. So is the text of one cut off,
+        or ended, after a control token of its own frame.
         """
         start, end = span
         is_in_reply = start > 0 and self.is_sampled[start - 1] and self.line[start - 1] in self.reply_frame[:-1]
@@ -194,7 +194,7 @@ class _Comparison:
         return True
 
     def _frame_runs(self, span: tuple[int, int]) -> Iterator[tuple[int, int]]:
-        """Runs of ids in the span that were not sampled; an empty reply ends one and begins another."""
+        """Runs of unsampled ids in the span; an empty reply ends one and begins another."""
         start, end = span
         first = start
         cuts = set(self.replies_at[self._replies_before(start) : self._replies_before(end + 1)])
@@ -223,7 +223,7 @@ class _Comparison:
         return self.marks.open in text or self.marks.close in text
 
     def _prompt(self) -> str:
-        """The text that the template writes after a prompt's last control token, taken from the next turn's prompt."""
+        """The template's text after a prompt's last control token, taken from the next turn's prompt."""
         prompt_at = len(self.line)
         while prompt_at > self.num_recorded and self.line[prompt_at - 1] not in self.tokenizer.special_ids:
             prompt_at -= 1
@@ -232,8 +232,8 @@ class _Comparison:
     def _lacks_prompt(self, span: tuple[int, int], expected_text: str) -> bool:
         """Whether the first reply here, written by the template as it was sampled, stands after less than its prompt.
 
-        The prompt is the one that opens the next turn, after its last control token. Without this, what a prompt lacks
-        would pass for something that the template adds to the reply.
+        The prompt is that of the next turn, after its last control token. Without this check, a gap in a prompt would
+        pass for an addition to the reply by the template.
         """
         first = self._first_reply(span)
         if first is None or any(self.is_sampled[span[0] : first]):
@@ -242,7 +242,7 @@ class _Comparison:
         return expected_text.endswith(rest) and not before.endswith(self._prompt())
 
     def _texts(self, span: tuple[int, int], expected_span: tuple[int, int], differs_at: int) -> tuple[str, str]:
-        """Expected and actual text of the spans, cut around the first token that differs."""
+        """Expected and actual text of the spans, cut around the first different token."""
         num_same = len(self.tokenizer.decode(self.line[span[0] : differs_at]))
         expected = self.tokenizer.decode(self.expected[slice(*expected_span)])
         return _cut(expected, num_same), _cut(self.tokenizer.decode(self.line[slice(*span)]), num_same)
@@ -281,7 +281,7 @@ def _opened(
 ) -> tuple["array[int]", int]:
     """The line with the prompt of a next turn, as the bridge would write it, and how many of its ids are the line's.
 
-    A last stop token that is the opener of a message which has not come is left out: it is another message's.
+    A last stop token is left out if it opens a message still to come: it belongs to that message.
     """
     line = token_ids(ids)
     if not messages or messages[-1].role is not Role.ASSISTANT:
@@ -302,10 +302,10 @@ def _placed(
     may_lack: int = 0,
     in_reply: Sequence[bool] = (),
 ) -> list[int | None] | None:
-    """Where in `line` each of `expected` is found, if only ids that may be skipped are left over; the last such places.
+    """Places in `line` of each of `expected`, if only ids marked in `may_skip` are left over; the last such places.
 
     Bit j of a state is set where the line so far can be read as the first j of `expected`. Where `in_reply`, the ids of
-    `expected` whose bit is set in `may_lack` may be lacking: their place is None.
+    `expected` with their bit set in `may_lack` may be lacking: their place is None.
     """
     if list(line) == list(expected):
         return list(range(len(line)))

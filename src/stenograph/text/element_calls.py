@@ -1,8 +1,8 @@
-"""Calls whose arguments are bare text between tags: where a value ends, where the block around it closes, each call.
+"""Calls with arguments as bare text between tags: where a value ends, where the block around it closes, each call.
 
-A value is not escaped, so it may hold any marker. It ends where its closing tag is followed by what may come next: a
-closing tag that anything else follows is text, and so is one within a string of a JSON object or array. Knows nothing
-of any family's tags.
+A value is not escaped, so it may hold any marker. It ends where its closing tag is followed by an allowed tag: with
+anything else after it, a closing tag is text, and so is one within a string of a JSON object or array. Knows nothing of
+any family's tags.
 """
 
 import re
@@ -18,20 +18,20 @@ from stenograph.text.grammar.lark import quoted
 from stenograph.text.typed_arguments import arguments_json
 
 _GAP = r"\s{0,8}"
-"""White space that may stand between two tags. Bounded, so that a search has to look back only so far."""
+"""White space between two tags. Bounded, so a search has to look back only so far."""
 _LOOKBACK_CHARS = 512
-"""No tag, and no end of a value with what has to follow it, is longer."""
+"""No tag, and no end of a value with its follower, is longer."""
 _JSON_CHAR = r"[ \t\r\n{}\[\],:0-9+\-.eEaflnrstu]"
 _STRING_CHAR = r'([^"\\\x00-\x1f]|\\[^\x00-\x1f])'
 _JSON_CHARS = re.compile(f"{_JSON_CHAR}*+")
 _STRING_CHARS = re.compile(f"{_STRING_CHAR}*+")
 
 OPEN_STRING = rf'[{{\[]({_JSON_CHAR}|"{_STRING_CHAR}*")*"{_STRING_CHAR}*\\?'
-"""A regular expression: JSON that was cut within a string, where a closing tag on the same line is taken for text."""
+"""A regular expression: JSON cut within a string, where a closing tag on the same line is taken for text."""
 
 
 def value_end(close: str, *followers: Sequence[str]) -> re.Pattern[str]:
-    """A closing tag that one of `followers` comes after: each is tags with nothing but white space between them."""
+    """A closing tag with one of `followers` after it: each is tags with nothing but white space between them."""
     after = "|".join(_GAP.join(map(re.escape, tags)) for tags in followers)
     return re.compile(f"{re.escape(close)}{_GAP}(?={after})")
 
@@ -41,10 +41,10 @@ class ElementCalls(CallSyntax):
     """Blocks of calls, up to `close`. Patterns of a call: its `call` and each `argument`, with the name as their group,
     and `call_end`.
 
-    A value follows `value_head`, a pattern that is found wherever it stands outside of values, and `value_end` ends it.
-    One that begins with a line break, which is none of it, ends at `end_in_lines`; where there is no such pattern, text
-    in JSON strings is looked past. A template writes `argument_head` and `argument_tail` around a value, which begins
-    with `value_close`. `never` is a pattern of what a forced value has not; else its end is what tells.
+    A value follows `value_head`, a pattern found wherever it stands outside of values, and `value_end` ends it. A value
+    after a line break (not part of it) ends at `end_in_lines`; without such a pattern, text in JSON strings is looked
+    past. A template writes `argument_head` and `argument_tail` around a value; the tail begins with `value_close`.
+    `never` is a pattern found in no forced value; without it, a value is tested by where it ends.
     """
 
     close: str
@@ -160,7 +160,7 @@ class _Form(Enum):
 
 
 class ValueSearch:
-    """Looks for the end of one value, whose tag ends at `at`, in a growing text. Linear in the text."""
+    """Looks for the end of one value in a growing text; its tag ends at `at`. Linear in the text."""
 
     def __init__(self, syntax: ElementCalls, at: int) -> None:
         self.start = at
@@ -171,7 +171,7 @@ class ValueSearch:
         self._quote_at = at
 
     def find(self, text: str) -> re.Match[str] | None:
-        """The closing tag, in `text` that continues the text of the call before; None: not there yet."""
+        """The closing tag in `text`, the text of the previous `find` and more; None: not there yet."""
         while self._form is not _Form.TEXT:
             if not self._read_json(text):
                 return None
@@ -181,7 +181,7 @@ class ValueSearch:
         return found
 
     def _read_json(self, text: str) -> bool:
-        """Read on to what changes the form; False when more text is needed. Text is what is no JSON, from there on."""
+        """Read on to a change of form; False when more text is needed. From the first break of JSON on, all is text."""
         if self._form is _Form.NOTHING:
             return self._begin(text[self._at : self._at + 1])
         in_string = self._form is _Form.STRING
@@ -201,7 +201,7 @@ class ValueSearch:
         return True
 
     def _begin(self, first: str) -> bool:
-        """Settle what a value is by its first character."""
+        """Settle a value's form by its first character."""
         if self._end_in_lines is None:
             self._form = _Form.JSON if first in ("{", "[") else _Form.TEXT if first else _Form.NOTHING
         elif first:
@@ -213,7 +213,7 @@ class ValueSearch:
 
 
 class ElementScanner:
-    """Finds the marker that closes a block in a growing text, looking past values. Linear in the text."""
+    """Finds a block's closing marker in a growing text, looking past values. Linear in the text."""
 
     def __init__(self, syntax: ElementCalls) -> None:
         self._syntax = syntax
@@ -222,7 +222,7 @@ class ElementScanner:
         self._value: ValueSearch | None = None
 
     def find(self, text: str) -> tuple[int, int] | None:
-        """Find the marker's span in `text`, which continues the text of the call before; None: not there yet."""
+        """Find the marker's span in `text`, the text of the previous `find` and more; None: not there yet."""
         while True:
             if self._value is not None:
                 ended = self._value.find(text)

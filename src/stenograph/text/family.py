@@ -18,11 +18,11 @@ from stenograph.text.template.template import Template
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signs:
-    """Signs in a model's files that it is of a family: all of them. A family without signs is only found by name.
+    """A family's signs in a model's files: all of them. A family without signs is only found by name.
 
-    `tokens` are added tokens; `template` texts that the chat template has, `not_template` such as it has not.
-    `without_template`: the files have none; `any_template`: whether they have one does not matter. Of a model with a
-    tekken.json the version that it names decides, which is `tekken`, and not the template.
+    `tokens` are added tokens; `template` texts found in the chat template, `not_template` texts absent from it.
+    `without_template`: the files have none; `any_template`: whether they have one does not matter. With a tekken.json,
+    the version in it decides, compared with `tekken`, and not the template.
     """
 
     tokens: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ class Signs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
-    """A piece of the model's own template, which occurs exactly once, and what is written instead."""
+    """A piece of the model's own template, with exactly one occurrence, and its replacement."""
 
     old: str
     new: str
@@ -43,30 +43,30 @@ class Edit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A declaration. `summary` says for people which models it is of.
+    """A declaration. `summary` names its models, for people.
 
     The template is the model's own with the `edits` made; but `template` where it is given, and `spare_template` where
-    the model brings none; or, of a family without any, what `encoder` makes, or the one `encoder_of_source` makes of
-    the source of the encoder that the model brings, which is read, never run. A template as it stands may rewrite
-    history: `edits` and `fixed_kwargs`, which no request can change, are what makes it append-only.
+    the model brings none; a family without any is written by `encoder`, or by the one made by `encoder_of_source` from
+    the source of the model's own encoder: this is read, never run. A template as it stands may rewrite history: `edits`
+    and `fixed_kwargs` make it append-only, and no request can change the latter.
 
-    `roles` are those that the template has a frame for; `shows_tools`: it writes out a tool list and calls; None: what
-    the template is seen to write. `early_roles` may speak only before the first reply, because the template moves them
-    to the front; None: as seen too. `late_roles` are the system's and developer's that are written where they stand;
-    they are always seen. `tools_before_turns`: the tool list stands before the first turn and changes
-    nothing after it, so a bridge need not render it. `form` is how the template wants to be given messages.
+    `roles` are those with a frame in the template; `shows_tools`: it writes out a tool list and calls; None: found by
+    rendering. `early_roles` may speak only before the first reply, because the template moves them to the front; None:
+    found likewise. `late_roles` are the system's and developer's, if written where they stand; they are always found.
+    `tools_before_turns`: the tool list stands before the first turn and changes nothing after it, so a bridge need not
+    render it. `form` is the template's form of messages.
 
-    What closes a turn is not declared: it is read off the template; but `call_closing` is, the token that closes a
-    reply which ends with a call, where that is another. `opening_stops` are tokens that end a reply and also open the
-    next message (GLM's `<|user|>` and `<|observation|>`). `reply_stops` are those that may end a reply as it is
-    sampled, and in whose place a bridge puts the one that closes it (gpt-oss's `<|return|>`).
+    The close of a turn is not declared: it is read off the template; but `call_closing` is, the token to close a reply
+    with a call at its end, where it is another. `opening_stops` are tokens that end a reply and also open the next
+    message (GLM's `<|user|>` and `<|observation|>`). `reply_stops` may end a reply as it is sampled; in their place a
+    bridge puts the closing token (gpt-oss's `<|return|>`).
 
-    `reply_frame` are the control tokens that the template frames a reply's own text with, from the one that opens a
-    message to the one that closes it: a reply that is empty, or was sampled without them, lacks them.
+    `reply_frame` are the template's control tokens around a reply's own text, from the opening of a message to its
+    close: a reply that is empty, or was sampled without them, lacks them.
 
-    `make_parser` where replies are not of the marked form that `syntax` describes; `forced_calls` is then how calls
-    are forced, and `before_answer` the frame that comes before an answer. `keeps_reasoning_apart`: the template refuses
-    a message whose content has its reasoning, so a client has to be shown them apart.
+    `make_parser` where replies are not of the marked form described by `syntax`; `forced_calls` is then the grammar of
+    calls, and `before_answer` the frame before an answer. `keeps_reasoning_apart`: the template refuses a message with
+    its reasoning in the content, so a client has to be shown them apart.
     """
 
     name: str

@@ -1,6 +1,6 @@
-"""Calls whose arguments the model writes as JSON: where a block of them closes, and each call in it.
+"""Calls with arguments in JSON: where a block of them closes, and each call in it.
 
-Knows no family but Hermes, whose calls many others share: one object `{"name": …, "arguments": {…}}` between two
+Knows no family but Hermes, with calls shared by many others: one object `{"name": …, "arguments": {…}}` between two
 markers. Source: the chat templates of Qwen2.5, Qwen3 and NousResearch's Hermes models.
 """
 
@@ -35,7 +35,7 @@ class OutsideStrings:
         self._in_string = False
 
     def next(self, text: str) -> re.Match[str] | None:
-        """The next match in `text`, which continues the text of the call before; None: not there yet."""
+        """The next match in `text`, the text of the previous `next` and more; None: not there yet."""
         while not self._in_string or self._ends_string(text):
             found = self._wanted.search(text, self._at)
             if found is None:
@@ -48,7 +48,7 @@ class OutsideStrings:
         return None
 
     def _ends_string(self, text: str) -> bool:
-        """Read to the quote or line break that ends a string; False: it is not there yet."""
+        """Read to the quote or line break at a string's end; False: it is not there yet."""
         chars = _STRING_CHARS.match(text, self._at)
         assert chars is not None, "no characters match, too"
         self._at = chars.end()
@@ -67,16 +67,16 @@ class MarkerSearch:
         self._outside = OutsideStrings(re.escape(marker), len(marker), start=start)
 
     def find(self, text: str) -> tuple[int, int] | None:
-        """Find the marker's span in `text`, which continues the text of the call before; None: not there yet."""
+        """Find the marker's span in `text`, the text of the previous `find` and more; None: not there yet."""
         found = self._outside.next(text)
         return None if found is None else found.span()
 
 
 class JsonExtent:
-    """Finds where a JSON object or array ends that no marker closes, by its brackets; of whatever text.
+    """Finds the end of a JSON object or array without a closing marker, by its brackets; in any text.
 
     The value begins at `start`, and `depth` of its brackets are open before; it ends before the marker `until` in any
-    case, which begins with a bracket.
+    case; this marker begins with a bracket.
     """
 
     def __init__(self, *, start: int = 0, depth: int = 0, until: str = "") -> None:
@@ -88,7 +88,7 @@ class JsonExtent:
         self._outside = OutsideStrings(f"{ends}[{brackets}]", max(1, len(until)), start=start)
 
     def find(self, text: str) -> tuple[int, int] | None:
-        """The end [end, end) of the value in `text`, which continues the text of the call before; None: not yet."""
+        """The end [end, end) of the value in `text`, the text of the previous `find` and more; None: not yet."""
         while (found := self._outside.next(text)) is not None:
             if found[0] == self._until:
                 return found.start(), found.start()
@@ -114,9 +114,9 @@ def json_call(
     in_strings: bool = True,
     no_object: ParseProblem = ParseProblem.TOOL_CALL_WRONG_SHAPE,
 ) -> CallText | ParseProblem:
-    """A call from its name and the text of its arguments, or what is wrong with it. Never raises.
+    """A call from its name and the text of its arguments, or its problem. Never raises.
 
-    With `in_strings` arguments may also come as a JSON string that holds an object; then the string's content is kept.
+    With `in_strings` arguments may also come as a JSON string with an object in it; then the string's content is kept.
     """
     try:
         value: object = msgspec.json.decode(arguments)
@@ -130,13 +130,13 @@ def json_call(
 
 
 class WireCall(msgspec.Struct, gc=False):
-    """A call that is written as one object."""
+    """A call written as one object."""
 
     name: str
     arguments: msgspec.Raw = msgspec.Raw(b"{}")
 
     def read(self, call_id: str | None = None) -> CallText | ParseProblem:
-        """The call, or what is wrong with it."""
+        """The call, or its problem."""
         return json_call(self.name, bytes(self.arguments).decode(), call_id)
 
 
@@ -178,9 +178,9 @@ HERMES = HermesCalls(
 class FramedCalls(CallSyntax):
     """Blocks of calls, each a name and the JSON of its arguments in a frame of its own.
 
-    A call follows `head`, up to `call_close` outside strings; without a `head` a block is one call. What is between
-    matches `call`. Groups of the two are the `name`, the `arguments` and the `id`. `space` is what may stand around
-    arguments, `no_object` the problem of JSON that is none, `in_strings` as in `json_call`.
+    A call follows `head`, up to `call_close` outside strings; without a `head` a block is one call. The text between
+    matches `call`. Groups of the two are the `name`, the `arguments` and the `id`. `space` is allowed around arguments,
+    `no_object` the problem of JSON other than an object, `in_strings` as in `json_call`.
     """
 
     close: str
@@ -197,7 +197,7 @@ class FramedCalls(CallSyntax):
         return MarkerSearch(self.close)
 
     def read(self, opener: str, body: str, tools: Mapping[str, Tool]) -> tuple[CallText, ...] | ParseProblem:
-        """All calls of a block, or what is wrong with the first that is wrong: then the block holds none."""
+        """All calls of a block, or the problem of the first faulty one: then the block holds none."""
         del opener, tools
         calls: list[CallText] = []
         for groups in self._groups(body):

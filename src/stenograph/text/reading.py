@@ -1,6 +1,6 @@
-"""The interface of reply parsers: what each is given, and what it promises.
+"""The interface of reply parsers: the input of each, and its guarantees.
 
-Owns the seam between a family's parser and those who read replies with it. Knows nothing of any syntax.
+Owns the seam between a family's parser and the readers of replies with it. Knows nothing of any syntax.
 """
 
 import enum
@@ -18,8 +18,8 @@ from stenograph.core.types import Finish, PromptEnd
 class Reading(Struct, frozen=True, kw_only=True, gc=False):
     """One reply to be read. Without `tools` calls are text; calls get the ids `call_{id_prefix}{n}`.
 
-    `prompt_end` says whether the prompt opened the reasoning. `text` is how the reply is shown; no stop string ends it
-    that its first `min_tokens` ids complete. One of `stop_token_ids` that ends it is no text.
+    `prompt_end` says whether the prompt opened the reasoning. `text` is how the reply is shown; a stop string completed
+    by its first `min_tokens` ids does not end it. One of `stop_token_ids` at its end is no text.
     """
 
     stop: tuple[str, ...] = ()
@@ -32,7 +32,7 @@ class Reading(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Inside(enum.StrEnum):
-    """Place where a reply was cut off, if what closes a turn does not close that."""
+    """Place where a reply was cut off, if the close of a turn does not close it."""
 
     REASONING = "inside its reasoning"
     CALL = "inside a tool call"
@@ -51,7 +51,7 @@ class PartKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyPart:
-    """Ids `[start, end)` of a reply, its markers included. A token that two parts share is in both."""
+    """Ids `[start, end)` of a reply, its markers included. A token shared by two parts is in both."""
 
     kind: PartKind
     start: int
@@ -62,19 +62,19 @@ class Parser(Protocol):
     """Reads one reply; owned by its turn. `feed` as ids come, `finish` once. Any ids are accepted, nothing raises."""
 
     def feed(self, ids: Sequence[int]) -> ReplyDelta:
-        """Read more ids; what became certain by them."""
+        """Read more ids; return everything made certain by them."""
         ...
 
     def finish(self, finish: Finish) -> tuple[ReplyDelta, ParsedReply]:
-        """The end: what was still held back, and the whole message."""
+        """The end: the rest, held back until now, and the whole message."""
         ...
 
 
 class MessageParser(Parser, Protocol):
-    """A parser that also reports where it saw what."""
+    """A parser that also reports the reply's parts."""
 
     def ends_inside(self, finish: Finish) -> Inside | None:
-        """In the place of `finish`: what the reply ends inside of; None if that is its text, or nothing."""
+        """In the place of `finish`: the part around the reply's end; None if it is its text, or nothing."""
         ...
 
     def parts(self) -> tuple[ReplyPart, ...]:

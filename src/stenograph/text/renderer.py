@@ -1,8 +1,7 @@
 """Messages to ids and ids to messages, for one model: START READING HERE in this package.
 
 Owns the two ways to open a turn. `render` puts a whole conversation through the chat template; `bridge` appends to
-ids that are already recorded, which it never changes and whose text it never reads. All methods are pure and may be
-called from any thread.
+recorded ids; it never changes them or reads their text. All methods are pure and may be called from any thread.
 """
 
 from array import array
@@ -30,26 +29,26 @@ from stenograph.text.writer import BARE, Frame, FrameCache, FrameKey, Writer
 
 DEFAULT_TEXT = TextView()
 THINKING_SWITCHES = ("enable_thinking", "thinking")
-"""Arguments by which templates are told whether to reason: the first of most families, the other DeepSeek's."""
+"""Arguments to switch a template's reasoning on or off: the first of most families, the other DeepSeek's."""
 
 EFFORT = "reasoning_effort"
 EFFORTS = ("low", "medium", "high")
-"""Efforts that every family with such an argument has. One that it has not is taken for the last."""
+"""Efforts known to every family with such an argument. Any other is taken for the last."""
 
 PROMPT_END_TOKENS = 16
-"""Ids of a prompt's end that are looked at: more than any family's generation prompt has after its last turn."""
+"""Number of ids read at a prompt's end: more than any family's generation prompt has after its last turn."""
 SURE_END_TOKENS = 4
-"""Most prompts end with the same few ids; what they say is kept."""
+"""Most prompts end with the same few ids; their meaning is kept."""
 MAX_SURE_ENDS = 256
 MOST_UTF8_BYTES = 4
-"""The first characters of a few ids may be the rest of one that began before them."""
+"""The first characters of a few ids may be the rest of one begun before them."""
 
 
 class Bridge(Struct, frozen=True, kw_only=True, gc=False):
-    """The opening of a turn: `ids` to append after the line's ids, of which the last `num_trimmed` are left out.
+    """The opening of a turn: `ids` to append after the line's ids, without the last `num_trimmed` of these.
 
-    A trimmed id is a stop token that is another message's opener in this family: the template writes the opener of the
-    message that really follows in its place.
+    A trimmed id is a stop token that is another message's opener in this family: the template writes the real next
+    message's opener in its place.
     """
 
     ids: "array[int]"
@@ -89,9 +88,9 @@ class Renderer:
         first: int = 0,
         follows_call: bool = False,
     ) -> None:
-        """Raise UnrenderableMessage, with the pointer of what is to blame, for what the family has no frame for.
+        """Raise UnrenderableMessage, with a pointer to the fault, for anything without a frame in this family.
 
-        `first` messages come before them in the request. `follows_call`: there is a tool call in what comes before.
+        `first` messages come before them in the request. `follows_call`: there is a tool call before them.
         """
         if tools and not self.family.shows_tools:
             raise _no_tool_list()
@@ -115,16 +114,16 @@ class Renderer:
     def render(self, messages: Sequence[Message], tools: Sequence[Tool], kwargs: Mapping[str, object]) -> "array[int]":
         """Ids [T] of a whole conversation with the prompt for the assistant's turn.
 
-        Without a control token's spelling in a client's text, what the tokenizer makes of the template's text.
-        Raises UnrenderableMessage as `spans` does, and for a text that cannot be encoded.
+        Without a control token's spelling in a client's text, these are the ids of the template's text by the
+        tokenizer. Raises UnrenderableMessage as `spans` does, and for a text that cannot be encoded.
         """
         return self.tokenizer.encode_spans(self.spans(messages, tools, kwargs))
 
     def spans(self, messages: Sequence[Message], tools: Sequence[Tool], kwargs: Mapping[str, object]) -> list[Span]:
-        """The text of a whole conversation with the prompt for the assistant's turn; what clients wrote is untrusted
-        where it spells a control token.
+        """The text of a whole conversation with the prompt for the assistant's turn.
 
-        Raises UnrenderableMessage: the template refuses, or with these arguments it is not append-only.
+        A client's text is untrusted where it spells a control token. Raises UnrenderableMessage: the template refuses,
+        or with these arguments it is not append-only.
         """
         if tools and not self.family.shows_tools:
             raise _no_tool_list()
@@ -158,13 +157,13 @@ class Renderer:
         tools: Sequence[Tool],
         kwargs: Mapping[str, object],
     ) -> Bridge:
-        """Ids to append after a node's ids, of which `tail_ids` are the last, to open the next turn.
+        """Ids to append after a node's ids to open the next turn; `tail_ids` are the node's last ids.
 
-        They are what the template writes to close the assistant's turn, as far as the tail does not end with it
-        already; the messages `new`; and the prompt. `reply` is the node's reply; of it only its calls matter, to
-        templates that show results beside calls. Cost is of the new text. Raises UnrenderableMessage: the template
-        refuses, or rewrites what came before the new messages. Renders and encodes the new text once; what surrounds it
-        is kept (`Frame`), save that a reply with calls is rendered beside them.
+        They are the template's close of the assistant's turn, as far as the tail does not end with it already; the
+        messages `new`; and the prompt. `reply` is the node's reply; of it only its calls matter, to templates with
+        results shown beside calls. Cost is of the new text. Raises UnrenderableMessage: the template refuses, or
+        rewrites the text before the new messages. Renders and encodes the new text once; the text around it is kept
+        (`Frame`), save that a reply with calls is rendered beside them.
         """
         if tools and not self.family.shows_tools:
             raise _no_tool_list()
@@ -221,7 +220,7 @@ class Renderer:
         id_prefix: str = "",
         prompt_end: PromptEnd = PromptEnd.SILENT,
     ) -> ParsedReply:
-        """A whole reply as a message: what `parser` makes of it, fed at once. Never raises."""
+        """A whole reply as a message, read by `parser` at once. Never raises."""
         parser = self.parser(params, tools, id_prefix=id_prefix, prompt_end=prompt_end)
         parser.feed(ids)
         return parser.finish(finish)[1]
@@ -235,7 +234,7 @@ class Renderer:
         *,
         prompt_end: PromptEnd = PromptEnd.SILENT,
     ) -> tuple[ParsedReply, tuple[ReplyPart, ...]]:
-        """A whole reply as a message, and which of its ids are what: the parts together are all of them."""
+        """A whole reply as a message, and its ids by their kinds: the parts together are all of them."""
         parser = self.parser(params, tools, prompt_end=prompt_end)
         parser.feed(ids)
         return parser.finish(finish)[1], parser.parts()
@@ -249,9 +248,9 @@ class Renderer:
         prompt_end: PromptEnd = PromptEnd.SILENT,
         holder: Holder | None = None,
     ) -> Grammar | None:
-        """The grammar that makes the model call as `choice` says after a prompt with this end; None: it forces nothing.
+        """The grammar to make the model call as `choice` says after a prompt with this end; None: it forces nothing.
 
-        It is of a kind that `holder` has, where it can be. Raises InvalidRequest as `forced_calls` does.
+        It is of one of `holder`'s kinds, where it can be. Raises InvalidRequest as `forced_calls` does.
         """
         own, added = self.family, self.tokenizer.added_tokens
         return forced_calls(
@@ -274,7 +273,7 @@ class Renderer:
         return sure or marks.end_of(self.tokenizer.decode(ids[-PROMPT_END_TOKENS:]))
 
     def _sure_end(self, ids: Sequence[int]) -> PromptEnd | None:
-        """The end that a prompt's last ids show whatever comes before; None: they are too short a text for that."""
+        """The end shown by a prompt's last ids whatever comes before; None: their text is too short to show it."""
         text, syntax = self.tokenizer.decode(ids), self.family.syntax
         longest = max(map(len, syntax.markers), default=0)
         return syntax.prompt_end(text) if len(text.rstrip()) > longest + MOST_UTF8_BYTES else None
@@ -291,19 +290,19 @@ class Renderer:
     def closing(
         self, tools: Sequence[Tool], kwargs: Mapping[str, object] | None = None, *, has_calls: bool = False
     ) -> str:
-        """The text that the template writes after a reply to close its turn, with these tools and arguments."""
+        """The template's text after a reply to close its turn, with these tools and arguments."""
         frame = self._frames.get(FrameKey(tools=tuple(tools), kwargs=kwargs or {}))
         return (self.family.call_closing if has_calls else None) or frame.closing
 
     @property
     def max_trim_tokens(self) -> int:
-        """Number of a line's last ids that a bridge may leave out."""
+        """Largest number of a line's last ids left out by a bridge."""
         return 1 if self.family.opening_stops or self.family.reply_stops else 0
 
     def _new_text(self, key: FrameKey, calls: Sequence[ToolCall], new: Sequence[Message]) -> tuple[Frame, str]:
-        """A frame, and what the template appends in it, sealed.
+        """A frame, and the text appended by the template in it, sealed.
 
-        A frame that is kept may not do: the new messages may have its mark, or it has the date of another day.
+        A kept frame may not do: the new messages may have its mark, or it has the date of another day.
         """
         frame = self._frames.get(key)
         may_seal = not occurs(frame.sealer.mark, calls, new)
@@ -322,7 +321,7 @@ class Renderer:
 
 
 def _overlap(tail_ids: Sequence[int], ids: Sequence[int], closing_ids: Sequence[int]) -> int:
-    """Number of first ids that the tail ends with already; no more than the closing ids that they begin with."""
+    """Number of first ids found at the tail's end already; at most the closing ids at their own beginning."""
     same = len(closing_ids)
     if ids[:same] != closing_ids:
         same = next((at for at, pair in enumerate(zip(ids, closing_ids, strict=False)) if pair[0] != pair[1]), len(ids))

@@ -1,7 +1,8 @@
 """A reply's ids to a message, as they come: reasoning, text and tool calls between markers.
 
-Owns what counts as what. Text is held back only while a marker could still complete, and a block of calls until it is
-whole, because a malformed one is text. Any ids are accepted: malformed output is an outcome, never an exception.
+Owns the classification of a reply's ids. Text is held back only while a marker could still complete, and a block of
+calls until it is whole, because a malformed one is text. Any ids are accepted: malformed output is an outcome, never an
+exception.
 """
 
 import enum
@@ -56,7 +57,7 @@ class _IdSpans:
             self._ends[-1] += len(stream.flush())
 
     def span(self, start: int, end: int) -> tuple[int, int]:
-        """Ids [start, end) of the characters [start, end); those without text that come before are with them."""
+        """Ids [start, end) of the characters [start, end); ids without text before them are included."""
         first = 0
         if start > 0:
             first = bisect_left(self._ends, start)
@@ -101,7 +102,7 @@ class ReplyParser:
         self._num_calls_sent = 0
 
     def feed(self, ids: Sequence[int]) -> ReplyDelta:
-        """Read more ids; what became certain by them. Feeding in other portions gives the same message."""
+        """Read more ids; return everything made certain by them. Feeding in other portions gives the same message."""
         at = 0
         while at < len(ids) and self._state in _COUNTED_STATES:
             self._push_counted(ids[at])
@@ -112,7 +113,7 @@ class ReplyParser:
         return self._take_delta()
 
     def finish(self, finish: Finish) -> tuple[ReplyDelta, ParsedReply]:
-        """The end of the reply: what was still held back, and the whole message."""
+        """The end of the reply: the rest, held back until now, and the whole message."""
         self._push(self._text.finish(finish))
         self._end()
         delta = self._take_delta()
@@ -164,21 +165,21 @@ class ReplyParser:
             self._num_reasoning_tokens = len(self._ids)
 
     def _push(self, text: str) -> None:
-        """Read on. A long text comes in pieces, because each thing that is read off it copies what is left of it."""
+        """Read on. A long text comes in pieces, because each thing read off it copies the rest."""
         for start in range(0, len(text), _PIECE_CHARS):
             self._pending += text[start : start + _PIECE_CHARS]
             while self._pending and self._step():
                 pass
 
     def _take(self, num_chars: int) -> str:
-        """The next pending characters, which are then read."""
+        """Take the next pending characters: they are then read."""
         taken = self._pending[:num_chars]
         self._pending = self._pending[num_chars:]
         self._num_read += len(taken)
         return taken
 
     def _close_part(self, kind: PartKind) -> None:
-        """Note that the text since the last part is of this kind."""
+        """Note the kind of the text since the last part."""
         self._part_ends.append((kind, self._num_read))
 
     def _step(self) -> bool:
@@ -216,7 +217,7 @@ class ReplyParser:
         return True
 
     def _swallow(self, frame: str, then: _State) -> bool:
-        """Read what the template writes here, or what the model wrote of it; then another state."""
+        """Read the template's text at this place, or as much as the model wrote of it; then another state."""
         if len(self._pending) < len(frame) and frame.startswith(self._pending):
             return False
         pairs = zip(self._pending, frame, strict=False)
@@ -270,7 +271,7 @@ class ReplyParser:
         return at
 
     def _release_content(self) -> None:
-        """Pass on content, less an end that may begin a block or the white space before one."""
+        """Pass on content, less a possible beginning of a block, or of the white space before one, at its end."""
         assert self._calls_syntax is not None, "only where calls are parsed"
         lead = self._calls_syntax.lead
         keep = max(
@@ -296,7 +297,7 @@ class ReplyParser:
         return True
 
     def _add_block(self, calls: tuple[CallText, ...] | ParseProblem, body: str, close: str) -> None:
-        """Place a block that has just been read: its calls, or its text where it has none."""
+        """Place a block just read: its calls, or its text where it has none."""
         if isinstance(calls, tuple) and calls:
             for call in calls:
                 call_id = call.call_id
@@ -313,7 +314,7 @@ class ReplyParser:
         self._close_part(PartKind.CONTENT)
 
     def _end(self) -> None:
-        """Place what is still pending when no more text comes."""
+        """Place the pending rest when no more text comes."""
         if self._state is _State.CALL and self._calls_syntax is not None:
             body = self._take(len(self._pending))
             self._add_block(self._calls_syntax.read_cut(self._opener, body, self._tools), body, "")
@@ -336,7 +337,7 @@ class ReplyParser:
         return bool(self._calls) and self._is_blank and not self._pending.strip()
 
     def _note(self, problem: ParseProblem, seen: str) -> None:
-        """Something is wrong with the text that was read last."""
+        """Record a fault of the text read last."""
         self._faults.append((problem, seen[:_MAX_SEEN_CHARS], self._num_read - len(seen), self._num_read))
 
     def _found_faults(self) -> tuple[ParseFault, ...]:
@@ -359,7 +360,7 @@ class ReplyParser:
             self._new_content.append(text)
 
     def _add_reasoning(self, text: str, *, written: str | None = None) -> None:
-        """Reasoning, which was `written` so (None: as it is)."""
+        """Add reasoning; `written` is its spelling in the reply (None: as it is)."""
         if text:
             self._reasoning.append(text)
         if self._is_whole:
@@ -368,13 +369,13 @@ class ReplyParser:
             self._new_reasoning.append(text)
 
     def _take_mark(self, num_chars: int) -> None:
-        """Read what stands around reasoning, which is content only where that is."""
+        """Read a mark around reasoning; it is content only where the reasoning is."""
         text = self._take(num_chars)
         if self._is_whole:
             self._add_written(text)
 
     def _add_written(self, text: str) -> None:
-        """Content that is reasoning: to what follows it is nothing."""
+        """Add reasoning to the content, without counting it as text before a block."""
         self._content.append(text)
         self._new_content.append(text)
 

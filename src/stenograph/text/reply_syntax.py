@@ -9,7 +9,7 @@ from stenograph.text.json_calls import HERMES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningMarks:
-    """Marks around reasoning, which is only at the very start of a reply, or was opened by the prompt.
+    """Marks around reasoning, found only at the very start of a reply, or opened by the prompt.
 
     `lead` may come before `open`; of `after_open`, `before_close` and `after_close` as much as the model writes is
     taken for the frame, not for text. All but the markers themselves may be empty. `closes_bare`: a reply without
@@ -49,7 +49,7 @@ class ReplySyntax:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Texts that have to be seen in a reply even where they are control tokens."""
+        """Texts to be seen in a reply even where they are control tokens."""
         marks = self.reasoning
         return (
             *(() if marks is None else (marks.open, marks.close)),

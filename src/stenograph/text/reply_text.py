@@ -1,6 +1,6 @@
-"""A reply's ids to the text that its parser reads, as it streams. Knows nothing of any syntax.
+"""A reply's ids to text for its parser, as it streams. Knows nothing of any syntax.
 
-Owns which control tokens are text, what a stop string leaves of it, and completions, which are no message: text alone.
+Owns the choice of control tokens shown as text, the cut at a stop string, and completions: text alone, no message.
 """
 
 from collections.abc import Collection, Sequence
@@ -14,9 +14,9 @@ from stenograph.model.tokenizer import Tokenizer
 class ShownStream:
     """Ids to text, one at a time. Owned by one parser.
 
-    Special tokens have no text, but for those in `keep`. Without `skips_special` all have, save the one that ends the
-    reply, which is no part of a message, unless `shows_last`. That one is the last is known when no other follows, so
-    each is held back.
+    Special tokens have no text, but for those in `keep`. Without `skips_special` all have, save the last one of the
+    reply: it is no part of a message, unless `shows_last`. A token is known as the last when no other follows, so each
+    is held back.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class ShownStream:
         self._held = ""
 
     def push(self, token_id: int) -> str:
-        """The text that is certain with `token_id`."""
+        """The text made certain by `token_id`."""
         held, self._held = self._held, ""
         if token_id not in self._maybe_last:
             return held + self._stream.push(token_id)
@@ -37,7 +37,7 @@ class ShownStream:
         return before
 
     def flush(self, *, is_ended: bool = False) -> str:
-        """The rest; `is_ended`: by its last token, if that is a control token."""
+        """The rest; `is_ended`: by its last token, if it is a control token."""
         held, self._held = self._held, ""
         return self._stream.flush() if is_ended else held + self._stream.flush()
 
@@ -48,11 +48,11 @@ def ends_by_token(finish: Finish) -> bool:
 
 
 class StopStrings:
-    """Passes text on, except what is or could still become a stop string. Owned by one parser.
+    """Passes text on, except a stop string or a possible beginning of one. Owned by one parser.
 
-    With `keeps_last` the stop string that ended the turn is passed on at the end; what comes after it never is. One
-    that is whole in text that was passed over (`pass_over`: what the first tokens say, which cannot end the turn) ended
-    nothing. Costs a constant for each character and stop string, however long they are.
+    With `keeps_last` the matched stop string is passed on at the end; text after it never is. A stop string that is
+    whole in text passed over (`pass_over`: the text of the first tokens, unable to end the turn) ended nothing. Costs a
+    constant for each character and stop string, however long they are.
     """
 
     def __init__(self, stop: tuple[str, ...], *, keeps_last: bool = False) -> None:
@@ -63,7 +63,7 @@ class StopStrings:
         self._after: list[str] = []
 
     def pass_over(self, text: str) -> str:
-        """The same as `push`, for text in which nothing ends the turn; a stop string may begin in it."""
+        """The same as `push`, for text unable to end the turn; a stop string may begin in it."""
         if not self._searches:
             return text
         for search in self._searches:
@@ -71,7 +71,7 @@ class StopStrings:
         return self._pass_on(self._held + text, num_free=len(self._held) + len(text))
 
     def push(self, text: str) -> str:
-        """The text that no stop string can reach any more. After a whole stop string all is held."""
+        """The text beyond the reach of every stop string. After a whole stop string all is held."""
         if not self._searches:
             return text
         if self._after:
@@ -87,7 +87,7 @@ class StopStrings:
         return self._pass_on(text, num_free=self._num_free)
 
     def finish(self, finish: Finish) -> str:
-        """The rest of the text: up to the stop string that ended the turn (or its end), or all of it."""
+        """The rest of the text: up to the start or end of the matched stop string, or all of it."""
         rest, stop = "".join(self._after) or self._held, finish.matched
         if isinstance(stop, str) and (at := rest.find(stop, max(0, self._num_free - len(stop) + 1))) >= 0:
             return rest[: at + len(stop)] if self._keeps_last else rest[:at]
@@ -101,20 +101,20 @@ class StopStrings:
 
 
 class _Search:
-    """Looks for one string in a text that comes in pieces, each character once. Source: Knuth, Morris and Pratt, 1977.
+    """Looks for one string in a text in pieces, each character once. Source: Knuth, Morris and Pratt, 1977.
 
-    `num_matched` is how many characters at the text's end begin the string, the longest such end. The table of what
-    is matched after a character that does not fit is made as far as the text has reached.
+    `num_matched` is how many characters at the text's end begin the string, the longest such end. The table of matches
+    after a mismatch is made as far as the text has reached.
     """
 
     def __init__(self, wanted: str) -> None:
         self.num_matched = 0
         self._wanted = wanted
         self._fallbacks = [0, 0]
-        """At n: how many characters begin the string that also end its first n, fewer than n."""
+        """At n: how many characters both begin the string and end its first n, fewer than n."""
 
     def pass_over(self, text: str) -> None:
-        """Look at text in which a whole string counts for nothing."""
+        """Look at text without counting whole strings in it."""
         while (at := self.push(text)) is not None:
             text = text[at + len(self._wanted) :]
             self.num_matched = self._fallback(len(self._wanted))
@@ -156,9 +156,9 @@ def len_of_overlap(text: str, marker: str) -> int:
 
 
 class ReplyText:
-    """A reply's ids to its text, without the stop string, or the one of `stop_ids`, that ended it. Owned by one parser.
+    """A reply's ids to its text, without the stop string, or the one of `stop_ids`, at its end. Owned by one parser.
 
-    None of the first `min_tokens` ids ends the reply, so no stop string does that they complete.
+    None of the first `min_tokens` ids ends the reply, so no stop string completed by them does.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class ReplyText:
         self._maybe_last: Sequence[int] = ()
 
     def push(self, ids: Sequence[int]) -> str:
-        """The text that became certain with `ids`."""
+        """The text made certain by `ids`."""
         free = ids[: self._num_free]
         self._num_free -= len(free)
         passed = self._stops.pass_over("".join(map(self._stream.push, free))) if len(free) else ""
@@ -193,8 +193,8 @@ class ReplyText:
 class PlainParser:
     """The parser of one completion; owned by its turn. `feed` as ids come, `finish` once.
 
-    The text ends with the stop string that ended it, or before, as `view` says. With control tokens it has all of them,
-    the last as well. No stop string ends it that its first `min_tokens` ids complete.
+    The text ends with the matched stop string, or before it, as `view` says. With control tokens it has all of them,
+    the last as well. A stop string completed by its first `min_tokens` ids does not end it.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, stop: tuple[str, ...], view: TextView, min_tokens: int = 0) -> None:
@@ -204,11 +204,11 @@ class PlainParser:
         self._text: list[str] = []
 
     def feed(self, ids: Sequence[int]) -> ReplyDelta:
-        """Read more ids; the text that became certain by them."""
+        """Read more ids; return the text made certain by them."""
         return self._delta(self._reading.push(ids))
 
     def finish(self, finish: Finish) -> tuple[ReplyDelta, ParsedReply]:
-        """The end: what was still held back, and the whole text as a message."""
+        """The end: the rest, held back until now, and the whole text as a message."""
         delta = self._delta(self._reading.finish(finish))
         return delta, ParsedReply(message=Message(role=Role.ASSISTANT, content="".join(self._text)))
 

@@ -1,4 +1,4 @@
-"""The renderer's settings: the model's family, and what its chat template is given."""
+"""The renderer's settings: the model's family, and its chat template's arguments."""
 
 # ruff: noqa: RUF009  (`setting` and `computed` make dataclass fields)
 

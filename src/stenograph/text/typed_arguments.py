@@ -1,8 +1,8 @@
-"""Arguments that a model writes as bare text between markers, to the values that the tool's JSON Schema calls them.
+"""Arguments written by a model as bare text between markers, to values as typed by the tool's JSON Schema.
 
 Owns the reading of one such text, and of a whole call's as a JSON object. Templates of these families write a string as
 it is and everything else as JSON, or, for true, false and null, as Python spells them. So only the schema can tell a
-string `3` from a number. Knows nothing of markers. Nothing here raises on what a model or a client wrote.
+string `3` from a number. Knows nothing of markers. Nothing here raises, whatever a model or a client wrote.
 """
 
 import json
@@ -17,7 +17,7 @@ _PYTHON = {"True": "true", "False": "false", "None": "null"}
 _JSON_SPACE = " \t\r\n"
 _MAX_NESTED = 16
 SHARED = ("$defs", "definitions")
-"""Members of a whole schema that the schema of a parameter needs."""
+"""Members of a whole schema needed by the schema of a parameter."""
 _REF, _CHOICES = "$ref", ("anyOf", "oneOf", "allOf")
 _TYPES: Mapping[type, set[str]] = {
     type(None): {"null"},
@@ -29,15 +29,15 @@ _TYPES: Mapping[type, set[str]] = {
 
 
 def typed(text: str, schema: Mapping[str, object] | None) -> object:
-    """The value of one argument: of a string the text, else what it says in JSON or as Python's word; else the text.
+    """The value of one argument: of a string the text, else the value of the JSON or of Python's word; else the text.
 
-    Where the schema allows strings beside other types, the text is of another type only if it is JSON of that type.
+    Where the schema allows strings beside other types, the text is of another type only if it is JSON of such a type.
     """
     return msgspec.json.decode(spelled(text, schema))
 
 
 def spelled(text: str, schema: Mapping[str, object] | None) -> str:
-    """The same value as JSON, in the model's own spelling where that is JSON: 2.0 stays 2.0."""
+    """The same value as JSON, in the model's own spelling where this is JSON: 2.0 stays 2.0."""
     types = schema_types(schema or {})
     if types == {"string"}:
         return _quoted(text)
@@ -56,7 +56,7 @@ def takes_text(schema: Mapping[str, object]) -> bool:
 
 
 def arguments_json(arguments: Iterable[tuple[str, str]], tool: Tool | None) -> str:
-    """The JSON object of a call's arguments, given as name and text. Of a name that comes twice the last counts.
+    """The JSON object of a call's arguments, given as name and text. Of a repeated name the last counts.
 
     `tool` is None where no tool has the call's name.
     """
@@ -76,7 +76,7 @@ class ParameterSchemas:
             return
 
     def within(self, schema: Mapping[str, object] | None) -> "ParameterSchemas":
-        """The schemas within an object or a list; `schema` is one that `of` or `entry` gave for it."""
+        """The schemas within an object or a list; `schema` is from `of` or `entry`."""
         made = ParameterSchemas("{}")
         shared = {key: self._root[key] for key in SHARED if key in self._root}
         made._root = {**shared, **(schema or {})}
@@ -109,7 +109,7 @@ class ParameterSchemas:
 
 
 def schema_types(schema: Mapping[str, object], num_nested: int = 0) -> set[str]:
-    """The JSON types that a schema names; none where it leaves that open."""
+    """The JSON types named by a schema; none where it leaves them open."""
     declared = schema.get("type")
     if isinstance(declared, str):
         return {declared}
@@ -123,7 +123,7 @@ def schema_types(schema: Mapping[str, object], num_nested: int = 0) -> set[str]:
 
 
 def _types_of(value: object) -> set[str]:
-    """JSON Schema's types of a decoded value that is not a string; none for a string, since it comes unquoted."""
+    """JSON Schema's types of a decoded value other than a string; none for a string, since it comes unquoted."""
     if isinstance(value, float):
         return {"integer", "number"} if value.is_integer() else {"number"}
     return _TYPES.get(type(value), set())

@@ -1,9 +1,9 @@
 """Messages to a template's text, in one model family: the one place where a family and its template meet.
 
-`Writer` owns what the family says of its template's input: the form of messages, and the arguments that no request
-changes. `Frame` is what stands around the new messages of a bridge, the same for all turns with the same tools and
-arguments; `FrameCache` owns which of them are kept, and for how long, bounded in entries and in the size of each.
-Knows nothing of lines, and of ids only those that close a turn.
+`Writer` owns the family's rules for its template's input: the form of messages, and the arguments that no request
+changes. `Frame` is the text around the new messages of a bridge, the same for all turns with the same tools and
+arguments; `FrameCache` owns the choice of kept frames, and for how long, bounded in entries and in the size of each.
+Knows nothing of lines, and of ids only a turn's closing ones.
 """
 
 from array import array
@@ -22,11 +22,10 @@ from stenograph.text.template.template import Template
 
 MAX_FRAMES = 64
 MAX_FRAME_CHARS = 65_536
-"""Tools and arguments that are longer are rendered anew at each turn. What is kept is a few times as large as they
-are, so at most some tens of MB."""
+"""Longer tools and arguments are rendered anew at each turn. Frames are a few times as large: at most tens of MB."""
 
 _OPENING = Message(role=Role.USER, content="u")
-"""Stands for a line's history in a bridge: what it says does not matter, the bridge is a difference."""
+"""Stands for a line's history in a bridge: its text does not matter, the bridge is a difference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +39,7 @@ class Surroundings:
 class Writer:
     """A template with its family's rules. Pure; may be called from any thread.
 
-    `allows_special`: in what clients write, a control token's spelling is that token.
+    `allows_special`: in a client's text, a control token's spelling is the token.
     """
 
     def __init__(
@@ -52,11 +51,11 @@ class Writer:
         self.reads_date = STRFTIME_NOW in template.names
         """Whether the template asks for the date."""
         self.form = family.form
-        """The form in which it takes messages."""
+        """Its form of messages."""
         self._fixed = dict(family.fixed_kwargs)
 
     def read_by_template(self, kwargs: Mapping[str, object]) -> dict[str, object]:
-        """The arguments that can change what is written. Not the date: it is another for each session."""
+        """The arguments with an effect on the text. Not the date: it is another for each session."""
         names = self._template.names - {STRFTIME_NOW}
         return {name: value for name, value in kwargs.items() if name in names}
 
@@ -83,7 +82,7 @@ class Writer:
     ) -> str:
         """The conversation's text, sealed; with `prompt`, that of the next turn at its end.
 
-        Raises UnrenderableMessage: the template refuses, or an argument is one that the family fixes.
+        Raises UnrenderableMessage: the template refuses, or the family fixes an argument.
         """
         frame = self.around(sealer, tools, kwargs)
         return self.within(frame, message_dicts(messages, sealer, self.form), prompt=prompt)
@@ -110,7 +109,7 @@ class Writer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameKey:
-    """All that a frame depends on. `kwargs_text` tells arguments apart that compare as equal: True, 1 and 1.0.
+    """All that a frame depends on. `kwargs_text` tells apart arguments of equal value: True, 1 and 1.0.
 
     `num_chars` is about how long it is.
     """
@@ -134,7 +133,7 @@ BARE = FrameKey(tools=(), kwargs={})
 class Frame:
     """The template's text around new messages. Immutable; `avoid` are strings in which its seals' mark must not occur.
 
-    `closing` is what the template writes after an assistant's text: all that follows a mark put in its place.
+    `closing` is the template's text after an assistant's: all after a mark put in its place.
     """
 
     def __init__(self, tokenizer: Tokenizer, writer: Writer, key: FrameKey, avoid: Iterable[str] = ()) -> None:
@@ -151,9 +150,9 @@ class Frame:
         self._before_without_calls = writer.within(self._around, self._past_without_calls, prompt=False)
 
     def new_text(self, calls: Sequence[ToolCall], new: Sequence[Message]) -> str | None:
-        """The text that the template appends for `new` and the prompt, after a reply with `calls`; sealed.
+        """The text appended by the template for `new` and the prompt, after a reply with `calls`; sealed.
 
-        None where it rewrites what came before. Raises UnrenderableMessage: it refuses.
+        None where it rewrites earlier text. Raises UnrenderableMessage: it refuses.
         """
         past, before = self._past_without_calls, self._before_without_calls
         if calls:
@@ -184,7 +183,7 @@ class FrameCache:
         return self._cached(key) if key.num_chars <= MAX_FRAME_CHARS else self.make(key)
 
     def make(self, key: FrameKey, avoid: Iterable[str] = ()) -> Frame:
-        """A new frame, which is not kept."""
+        """A new frame, not kept."""
         return Frame(self._tokenizer, self._writer, key, avoid)
 
     def clear(self) -> None:

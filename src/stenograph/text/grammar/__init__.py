@@ -1,1 +1,1 @@
-"""Grammars that hold a reply: its calls, their arguments, what stands before them."""
+"""Grammars to hold a reply: its calls, their arguments, and the text before them."""

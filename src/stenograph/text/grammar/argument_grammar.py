@@ -1,9 +1,9 @@
 """A grammar of arguments as bare text between tags, in llguidance's Lark: each as the tool's schema has it.
 
-Owns the mapping of a schema to bare text: a string is free text without its closing tag, a value that is one of a few
-is written out, and everything else is JSON that its schema describes. So whatever the grammar admits is read back as
-those arguments (`element_calls`, `typed_arguments`). A constraint that bare text cannot keep is refused; of a string's
-constraints a length is enforced, and a `format` says nothing. Knows nothing of any family's tags.
+Owns the mapping of a schema to bare text: a string is free text without its closing tag, a value from a list is written
+out, and everything else is JSON by its schema. So whatever the grammar admits is read back as those arguments
+(`element_calls`, `typed_arguments`). A constraint that bare text cannot keep is refused; of a string's constraints a
+length is enforced, and a `format` says nothing. Knows nothing of any family's tags.
 """
 
 import json
@@ -16,7 +16,7 @@ from stenograph.text.grammar.lark import json_value, quoted
 from stenograph.text.typed_arguments import SHARED, ParameterSchemas, as_list, as_mapping, typed
 
 _SAYINGS = frozenset({"title", "description", "default", "examples", "format", "deprecated", "$comment", "$schema"})
-"""Keywords that allow and forbid nothing."""
+"""Keywords without a constraint."""
 _ROOT_KEYWORDS = _SAYINGS | {"type", "properties", "required", "additionalProperties", "$id", "strict", *SHARED}
 _CHOICES = ("anyOf", "oneOf", "allOf")
 _LENGTHS: Mapping[str, int | None] = {"minLength": 0, "maxLength": None}
@@ -38,7 +38,7 @@ class ValueFrame(Protocol):
         ...
 
     def tail(self, name: str) -> str:
-        """The items after that, if the closing tag has the argument's name; with a space before."""
+        """The items after the value, if the closing tag has the argument's name; with a space before."""
         ...
 
     def text_rules(self, rule: str, shortest: int, longest: int | None) -> Sequence[str]:
@@ -51,20 +51,20 @@ class ValueFrame(Protocol):
 
 
 def argument_rules(tool: ForcedTool, frame: ValueFrame) -> tuple[str, Sequence[str]]:
-    """The items of a tool's arguments, in its schema's order and with those that may be left out, and their rules.
+    """The items of a tool's arguments, in its schema's order, optional ones included, and their rules.
 
-    They name the rule `free_text`, text of any length, which the caller adds once. Raises InvalidRequest: a schema, or
-    a name, that bare text cannot keep.
+    They name the rule `free_text`, text of any length; the caller adds it once. Raises InvalidRequest: a schema, or a
+    name, that bare text cannot keep.
     """
     made = _Rules(tool, frame)
     return " ".join(argument_items(tool, made.add)), made.rules
 
 
 def argument_items(tool: ForcedTool, add: Callable[[str, str], None]) -> Iterator[str]:
-    """The rule of each of a tool's arguments, in its schema's order, those that may be left out with a `?`.
+    """The rule of each of a tool's arguments, in its schema's order, optional ones with a `?`.
 
-    `add` is called with an argument's name and its rule's. Raises InvalidRequest: a schema that holds all arguments to
-    more than their own.
+    `add` is called with an argument's name and its rule's. Raises InvalidRequest: a schema with constraints on all
+    arguments beyond their own.
     """
     if unknown := tool.schema.keys() - _ROOT_KEYWORDS:
         raise unforceable(f"the parameters of {tool.name!r} have {min(unknown)!r}")
@@ -108,7 +108,7 @@ class _Rules:
         return f"({' | '.join(items)}) {self._frame.end}"
 
     def _text(self, name: str, choices: Sequence[Mapping[str, object]], rule: str) -> str:
-        """Free text; beside it only what any text of that type is."""
+        """Free text; beside it only keywords true of any text of the type."""
         for one in choices:
             values = _values(one) or [None]
             if not (_is_text(one) or one.keys() <= _SAYINGS | {"type"} or all(isinstance(it, str) for it in values)):
@@ -126,7 +126,7 @@ class _Rules:
         return f"{rule}_text"
 
     def _items(self, name: str, schema: Mapping[str, object], rule: str) -> Iterator[str]:
-        """The forms of a value that is not free text."""
+        """The forms of a value other than free text."""
         values = _values(schema)
         if values is None:
             if "allOf" in schema and "type" not in schema:
@@ -148,7 +148,7 @@ class _Rules:
 
 
 def _choices(schema: Mapping[str, object], *, is_nested: bool = False) -> Iterator[Mapping[str, object]]:
-    """The schemas of which a value has to fit one, each of one type, or of none that it names."""
+    """Alternative schemas for a value, each of one type, or of no named one."""
     if "const" in schema or "enum" in schema:
         yield schema
         return
@@ -165,7 +165,7 @@ def _choices(schema: Mapping[str, object], *, is_nested: bool = False) -> Iterat
 
 
 def _values(schema: Mapping[str, object]) -> Sequence[object] | None:
-    """All that a value may be; None where the schema does not list them."""
+    """All allowed values; None where the schema does not list them."""
     return [schema["const"]] if "const" in schema else as_list(schema["enum"]) if "enum" in schema else None
 
 

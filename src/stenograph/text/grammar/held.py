@@ -1,8 +1,8 @@
-"""The one grammar that constrains a reply: the calls that are forced, or the form that was asked for its answer. Pure.
+"""The one grammar of a constrained reply: its forced calls, or the form asked for its answer. Pure.
 
-Owns what may come before either, in llguidance's Lark dialect: the reasoning that the prompt opened, or that the model
-may open itself before calls, or a family's own frame. Does not compile the grammar: the grammar engine finds out
-whether it knows a schema.
+Owns the part before either, in llguidance's Lark dialect: the reasoning opened by the prompt, or by the model itself
+before calls, or a family's own frame. Does not compile the grammar: the grammar engine finds out whether it knows a
+schema.
 """
 
 import json
@@ -28,7 +28,7 @@ _CAN_FORCE = (
     "Leave tool_choice to the model ('auto'), or serve with --engine vllm, --engine sglang, or --engine embedded and"
     " --grammar-backend llguidance."
 )
-"""The advice to whoever forces a call where it cannot be forced: the engines that can."""
+"""The advice where a call cannot be forced: the engines able to do it."""
 
 _SCHEMA = msgspec.json.Decoder(dict[str, object])
 _CHOICES = msgspec.json.Decoder(list[str])
@@ -37,7 +37,7 @@ _IN_SLASHES = re.compile(r"\\.|/", re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeforeAnswer:
-    """The part before an answer, as rules of a grammar: `start` among them, which ends with the rule `answer`."""
+    """The part before an answer, as rules of a grammar: `start` among them, with the rule `answer` at its end."""
 
     rules: tuple[str, ...]
 
@@ -45,7 +45,7 @@ class BeforeAnswer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
     """Grammars that an engine, named `engine`, can enforce. `parses`: it forces calls itself, and holds a grammar back
-    until the reasoning that it parses has ended."""
+    until the end of the reasoning, by its own parser."""
 
     engine: str
     kinds: Collection[GrammarKind]
@@ -55,7 +55,7 @@ class Holder:
 def held_grammar(
     asked: Grammar | None, forced: Grammar | None, before: BeforeAnswer | None, holder: Holder
 ) -> Grammar | None:
-    """The grammar that an engine is given. `asked` is the client's; it is of the answer alone.
+    """The grammar for an engine. `asked` is the client's; it is of the answer alone.
 
     Raises GrammarBesideCall if both are there, InvalidRequest if the engine cannot do it.
     """
@@ -96,12 +96,12 @@ def forced_calls(
     calls: CallGrammar | None = None,
     holder: Holder | None = None,
 ) -> Grammar | None:
-    """One call, or with `parallel` one or more, of the tools that `choice` allows; None where it forces nothing.
+    """One call, or with `parallel` one or more, of the tools allowed by `choice`; None where it forces nothing.
 
     Where the prompt opened the reasoning, the calls come after its close. `calls` spells them where `syntax` does not.
-    The grammar is Lark, or for a `holder` without Lark of a kind that it has.
-    Raises InvalidRequest: no such tool, parameters that are not the JSON Schema of an object, or a syntax in which
-    calls cannot be forced; or the holder's kinds cannot tell them.
+    The grammar is Lark, or for a `holder` without Lark of one of its kinds. Raises InvalidRequest: no such tool,
+    parameters other than the JSON Schema of an object, or a syntax in which calls cannot be forced; or the holder's
+    kinds cannot tell them.
     """
     if not choice.forces:
         return None
@@ -133,7 +133,7 @@ def forced_calls(
 def open_reasoning(
     marks: ReasoningMarks | None, added_tokens: Mapping[str, int], prompt_end: PromptEnd
 ) -> BeforeAnswer | None:
-    """The reasoning that a prompt with this end has opened; None for any other."""
+    """The reasoning opened by a prompt with this end; None for any other."""
     if marks is None or not prompt_end.is_reasoning:
         return None
     return BeforeAnswer(rules=(f"{_START} reasoning answer", *_reasoning_rules(marks, added_tokens)))
@@ -142,9 +142,9 @@ def open_reasoning(
 def _after_reasoning(calls: str, marks: ReasoningMarks, added_tokens: Mapping[str, int], prompt_end: PromptEnd) -> str:
     """The grammar of calls, with reasoning before them where the prompt opened it, or where the model may.
 
-    A model may open it where the opening marker is a token of its own: one that has no such token was not made to
-    reason, and a small one would stray. A prompt that has closed the reasoning has it behind it, but maybe not what
-    follows the close.
+    A model may open it where the opening marker is a token of its own: one without such a token was not made to reason,
+    and a small one would stray. After a prompt that has closed the reasoning, only the text after the close may still
+    be missing.
     """
     assert calls.startswith(_START), "a syntax's grammar begins with its rule `start`"
     renamed = f"forced_calls:{calls.removeprefix(_START)}"
@@ -163,7 +163,7 @@ def _after_reasoning(calls: str, marks: ReasoningMarks, added_tokens: Mapping[st
 
 
 def _may_begin(marks: ReasoningMarks, added_tokens: Mapping[str, int]) -> str:
-    """Reasoning that the model opens itself, or, in a family that does so, only closes."""
+    """Reasoning opened by the model itself, or, in some families, only closed."""
     opening = marker(marks.open, added_tokens)
     if marks.lead:
         opening = f"{quoted(marks.lead)}? {opening}"
@@ -172,8 +172,8 @@ def _may_begin(marks: ReasoningMarks, added_tokens: Mapping[str, int]) -> str:
 
 
 def _reasoning_rules(marks: ReasoningMarks, added_tokens: Mapping[str, int]) -> list[str]:
-    """The rule `reasoning` and those below it: free text up to the first spelling of its close, as the parser reads
-    it, and what follows the close."""
+    """The rule `reasoning` and those below it: free text up to the first spelling of its close, as the parser reads it,
+    and the text after the close."""
     close = re.escape(marks.close).replace("/", "\\/")
     gap = f" {quoted(marks.after_close)}" if marks.after_close else ""
     rules = [f"reasoning: reasoning_text{gap}"]
@@ -196,7 +196,7 @@ def _schema(index: int, tool: Tool) -> dict[str, object]:
 
 
 def _answer(grammar: Grammar) -> list[str]:
-    """Rules whose `answer` is the grammar's language. Raises InvalidRequest for one that cannot be part of another."""
+    """Rules with the grammar's language as `answer`. Raises InvalidRequest if it cannot be part of another."""
     match grammar.kind:
         case GrammarKind.JSON_OBJECT:
             return [f"answer: {json_value({'type': 'object'})}"]

@@ -1,8 +1,8 @@
-"""JSON that a schema describes, as a pattern, in the one style of our grammars (`lark.JSON_STYLE`).
+"""JSON that a schema describes, as a pattern in the one style of our grammars (`lark.JSON_STYLE`).
 
-What the pattern admits is valid by the schema; of what is valid it may leave out some: members come in the schema's
-order, and where properties are named no others come; numbers have at most 15 digits before the point. A keyword that
-it cannot hold is refused by name, but for `format`, which says nothing here. Pure.
+All JSON admitted by the pattern is valid by the schema; some valid JSON may be left out: members come in the schema's
+order, and where properties are named no others come; numbers have at most 15 digits before the point. A keyword that it
+cannot hold is refused by name, but for `format`: this says nothing here. Pure.
 """
 
 import json
@@ -28,19 +28,19 @@ from stenograph.text.grammar.patterns import (
 )
 
 MAX_REPEATS = 1000
-"""Most characters or items that a schema may count."""
+"""Most characters or items in a schema's bounds."""
 MAX_CHOICES = 100
-"""Most members of which none is required, and most options of a `oneOf`: work and text grow by the square."""
+"""Most members where all are optional, and most options of a `oneOf`: work and text grow by the square."""
 MAX_SCHEMA_CHARS = 256 * 1024
 MAX_DIGITS = 15
-"""Digits of an integer that every reader of JSON keeps."""
+"""Digits of an integer kept by every reader of JSON."""
 _LARGEST = 10**MAX_DIGITS - 1
 
 _SAYINGS = frozenset(
     {"title", "description", "default", "examples", "format", "deprecated", "readOnly", "writeOnly", "strict"}
     | {"$comment", "$schema", "$id", "$defs", "definitions", "discriminator", STYLE_KEYWORD}
 )
-"""Keywords that allow and forbid nothing."""
+"""Keywords without a constraint."""
 _BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
 _OF_TYPE: Mapping[str, frozenset[str]] = {
     "object": frozenset({"properties", "required", "additionalProperties", "propertyNames"}),
@@ -77,7 +77,7 @@ _ANY, _STRING = RuleName("json-value"), RuleName("json-string")
 
 
 def json_rules(schema: object, name: str, rules: dict[str, Pattern]) -> None:
-    """Add to `rules` the rule `name`, JSON that `schema` describes, and those below it. Raises Unwritable."""
+    """Add to `rules` the rule `name`, the JSON of `schema`, and those below it. Raises Unwritable."""
     rules["json-char"] = _CHAR
     rules[_STRING.name] = _quoted(Repeated(RuleName("json-char"), 0, None))
     rules["json-object"] = _braced(_list_of(seq(_STRING, _COLON, _ANY), 0, None))
@@ -101,7 +101,7 @@ class _SchemaPattern:
         self._places: dict[str, RuleName] = {}
 
     def pattern(self, schema: object, where: str) -> Pattern:
-        """JSON that a schema within the root describes; `where` is its JSON pointer."""
+        """The JSON of a schema within the root; `where` is its JSON pointer."""
         if schema is False:
             raise Unwritable(f"nothing is valid at {where or '/'!r}")
         members = {
@@ -140,7 +140,7 @@ class _SchemaPattern:
         return self._places[target]
 
     def _choices(self, members: Mapping[str, object], key: str, where: str) -> list[tuple[object, str]]:
-        """The schemas of which a value has to fit one, each with what stands beside them."""
+        """Alternative schemas for a value, each with the keywords beside them."""
         options = _array(members[key], where)
         if not options or (key == "allOf" and len(options) > 1) or (key == "oneOf" and len(options) > MAX_CHOICES):
             raise Unwritable(f"there is {key!r} at {where or '/'!r}")
@@ -159,7 +159,7 @@ class _SchemaPattern:
         return found
 
     def _seen(self, schema: object) -> Mapping[str, object]:
-        """A schema, or the one that it refers to."""
+        """A schema, or its target if it is a reference."""
         members = cast("dict[str, object]", schema) if isinstance(schema, dict) else {}
         target = members.get("$ref")
         seen = _at(self._root, target) if isinstance(target, str) and target.startswith("#") else members
@@ -256,7 +256,7 @@ def _members(pairs: Sequence[tuple[Pattern, bool]]) -> Pattern:
 
 
 def _number(members: Mapping[str, object], *, is_whole: bool, where: str) -> Pattern:
-    """A number within its bounds; one with a fraction lies between two integers that are within them."""
+    """A number within its bounds; one with a fraction lies between two integers within them."""
     bounds = {key: members[key] for key in sorted(_BOUNDS & members.keys())}
     if not bounds:
         return _INTEGER if is_whole else _NUMBER
@@ -284,7 +284,7 @@ def _between(least: int, most: int) -> list[Pattern]:
 
 
 def _steps(least: int, most: int) -> list[Pattern]:
-    """The whole parts of numbers that lie strictly between two integers of a range."""
+    """The whole parts of numbers strictly between two integers of a range."""
     below = [seq(Literal("-"), one) for one in _naturals(max(0, -most), -least - 1)]
     return below + _naturals(max(0, least), most - 1)
 
@@ -324,7 +324,7 @@ def _digits(low: str, high: str) -> Pattern:
 
 
 def _kind_of(members: Mapping[str, object]) -> object:
-    """The type that a schema means by its keywords, where it names none."""
+    """The type implied by a schema's keywords, where it names none."""
     return next((kind for kind in ("object", "array", "string") if members.keys() & _OF_TYPE[kind]), None)
 
 
@@ -370,7 +370,7 @@ def _are_apart(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
 
 
 def _listed(schema: Mapping[str, object]) -> set[str]:
-    """All values of a schema that lists them, as JSON."""
+    """All values listed by a schema, as JSON."""
     values = [schema["const"]] if "const" in schema else cast("list[object]", schema.get("enum", []))
     return {json.dumps(value, sort_keys=True) for value in values}
 
@@ -381,7 +381,7 @@ def _kinds(schema: Mapping[str, object]) -> set[str]:
 
 
 def _at(root: object, target: str) -> object:
-    """The schema that a `$ref` leads to."""
+    """The target schema of a `$ref`."""
     found = root
     for part in target[1:].split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
@@ -392,7 +392,7 @@ def _at(root: object, target: str) -> object:
 
 
 def _heads(pattern: Pattern) -> set[str]:
-    """Rules that a pattern may be without any text around them."""
+    """Rules able to make up the whole pattern, without any text around them."""
     match pattern:
         case RuleName(name):
             return {name}

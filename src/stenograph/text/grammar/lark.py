@@ -1,4 +1,4 @@
-"""Pieces of a grammar in llguidance's Lark dialect: literals, markers, and JSON in the one style that it admits.
+"""Pieces of a grammar in llguidance's Lark dialect: literals, markers, and JSON in the one admitted style.
 
 Knows no family, no tool and no reply. Pure.
 """
@@ -8,14 +8,14 @@ import re
 from collections.abc import Mapping
 
 JSON_STYLE: Mapping[str, object] = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
-"""Style of all JSON that our grammars ask for, in llguidance's words. With free white space a small model fills its
-budget with blanks (measured); the separators are Python's, as in most text."""
+"""Style of all JSON in our grammars, in llguidance's words. With free white space a small model fills its budget with
+blanks (measured); the separators are Python's, as in most text."""
 
 STYLE_KEYWORD = "x-guidance"
-"""By which a schema names its style."""
+"""The keyword for a schema's style."""
 
 _NAMED_TOKEN = re.compile(r"<[^<>\s\[\]]+>")
-"""Texts that the dialect takes for the name of a token."""
+"""Texts taken by the dialect for the name of a token."""
 
 
 def quoted(text: str) -> str:
@@ -24,14 +24,14 @@ def quoted(text: str) -> str:
 
 
 def json_value(schema: Mapping[str, object]) -> str:
-    """A rule's body: JSON that `schema` describes, in our style whatever style the schema names."""
+    """A rule's body: JSON by `schema`, in our style whatever style the schema names."""
     return f"%json {json.dumps({**schema, STYLE_KEYWORD: JSON_STYLE}, ensure_ascii=False)}"
 
 
 def marker(text: str, added_tokens: Mapping[str, int]) -> str:
     """A marker of a family's syntax: by its name, or by its id, where it is a token of its own, else plain text.
 
-    Not for a client's text, which never stands for a token.
+    Not for a client's text: it never stands for a token.
     """
     if text not in added_tokens:
         return quoted(text)

@@ -1,7 +1,7 @@
-"""The grammar of a forced call, which is llguidance's Lark, for engines that know GBNF or regular expressions alone.
+"""The grammar of a forced call, from llguidance's Lark, for engines with GBNF or regular expressions alone.
 
-Reads the Lark that our families write, no other, and so knows just its forms. A marker that is a token of its own is
-its text here: those engines hold the reply's text, and our parsers read it however it was tokenized. Pure.
+Reads our families' own Lark, no other, and so knows just its forms. A marker with a token of its own is its text here:
+those engines hold the reply's text, and our parsers read it however it was tokenized. Pure.
 """
 
 import json
@@ -128,7 +128,7 @@ def _name(name: str) -> str:
 
 
 def _of_regexes(bodies: Sequence[str]) -> Pattern:
-    """A terminal: the first expression without what the others are."""
+    """A terminal: the first expression without the others' texts."""
     first, *others = bodies
     if counted := _COUNTED.fullmatch(first):
         ranges = [(one[0], one[2]) for one in re.findall(r"\w-\w", counted[1])]
@@ -147,7 +147,7 @@ def _of_regexes(bodies: Sequence[str]) -> Pattern:
 
 
 def _words(regex: str) -> Sequence[str]:
-    """The words that a regular expression of literals, and one branch at most, is."""
+    """The words of a regular expression of literals, with one branch at most."""
     branched = _BRANCHED.fullmatch(regex)
     all_of = [regex] if branched is None else [branched[1] + one + branched[3] for one in branched[2].split("|")]
     return [_ESCAPE.sub(r"\1", one) for one in all_of]

@@ -1,8 +1,8 @@
 """Patterns: the forms of a text as a small tree, and the tree as GBNF or as a regular expression.
 
-Owns both notations, as narrow as every engine reads them: names of letters, digits and hyphens; no escape that one of
-them lacks. A regular expression has no rules, so one that contains itself is written out to a fixed depth, and admits
-less there. Knows no schema and no family. Pure.
+Owns both notations, as narrow as every engine reads them: names of letters, digits and hyphens; no escape missing in
+either. A regular expression has no rules, so a rule within itself is written out to a fixed depth, and admits less
+there. Knows no schema and no family. Pure.
 """
 
 import re
@@ -12,11 +12,11 @@ from typing import TypeAlias
 
 ROOT = "root"
 MAX_DEPTH = 2
-"""Depth to which a regular expression has a rule within itself."""
+"""Depth of a rule within itself in a regular expression."""
 MAX_CHARS = 64 * 1024
-"""Longest regular expression, which writes out again what is used again."""
+"""Longest regular expression: every reused part is written out again."""
 MAX_PARTS = 64 * 1024
-"""Most parts of one, those that go too deep included: schemas that name each other have many."""
+"""Most parts of one, too deep ones included: schemas with references to each other have many."""
 
 _NAMED = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -54,7 +54,7 @@ class Seq:
 
 @dataclass(frozen=True, slots=True)
 class Either:
-    """One of the options, of which there is one at least."""
+    """One of the options, at least one."""
 
     options: Sequence["Pattern"]
 
@@ -94,10 +94,10 @@ def optional(pattern: Pattern) -> Pattern:
 
 
 def text_without(words: Sequence[str], *, is_empty_too: bool = True, not_first: str = "") -> Pattern:
-    """Any text that has none of `words`, and does not begin with a character of `not_first`.
+    """Any text without any of `words`, and without a character of `not_first` at its start.
 
-    `words` begin alike. One whose first character comes again in it stands for its part before that, and so does less
-    harm than it may: a little more is kept out.
+    `words` begin alike. A word with its first character repeated stands for its part before the repetition: a little
+    more is kept out than need be.
     """
     first = words[0][0]
     tree = _tree([_before_again(word) for word in words])
@@ -139,7 +139,7 @@ def _before_again(word: str) -> str:
 
 
 def _tree(words: Sequence[str]) -> _Tree:
-    """The words by their characters, without those that begin with another."""
+    """The words by their characters, without any with another as its beginning."""
     root: _Tree = {}
     for word in sorted(words, key=len, reverse=True):
         at = root
@@ -150,13 +150,13 @@ def _tree(words: Sequence[str]) -> _Tree:
 
 
 def _prefixes(tree: _Tree) -> Pattern | None:
-    """A beginning of a word, of one character at least, that is no whole word; None where all words have but one."""
+    """A proper beginning of a word, of one character at least; None where all words have but one."""
     found = [(Literal(char), _prefixes(below)) for char, below in tree.items() if below]
     return either(*(char if more is None else seq(char, optional(more)) for char, more in found)) if found else None
 
 
 def _misses(tree: _Tree, first: str) -> Pattern | None:
-    """Such a beginning and one character more, which neither goes on with a word nor begins one."""
+    """Such a beginning and one character more, neither the next of a word nor the first of one."""
     found: list[Pattern] = []
     for char, below in tree.items():
         if below:

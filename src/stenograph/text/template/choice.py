@@ -1,7 +1,7 @@
-"""The choice of the engine that renders a template: the fast one only where it writes what jinja2 writes.
+"""The choice of a template's engine: the fast one only where it writes what jinja2 writes.
 
-Owns the choice, made once at start: both engines render every kind of conversation that there is. Knows nothing of
-what a template means.
+Owns the choice, made once at start: both engines render every kind of conversation. Knows nothing of a template's
+meaning.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from stenograph.text.writer import Writer
 
 _SHOWN_CHARS = 40
 _ARGUMENTS: tuple[Mapping[str, object], ...] = ({}, {"enable_thinking": False})
-"""None, and what requests set most often; of use where the template reads it."""
+"""None, and the argument set most often by requests; of use where the template reads it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

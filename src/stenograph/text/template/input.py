@@ -1,9 +1,9 @@
 """Messages and tools as a chat template wants them: dictionaries in the form of the OpenAI wire, with sealed strings.
 
-Owns the field names that templates read, and that every string of a client is sealed on the way, so that none becomes
-a control token: before a template sees it, each spelling of an added token in it is replaced by a seal, a noncharacter
-of Unicode, the spelling's number, the noncharacter again. After rendering the seals are opened, and what was sealed is
-untrusted text. Roles come from the Role enum only. Knows nothing of templates.
+Owns the field names read by templates, and the sealing of every string of a client on the way, so none becomes a
+control token: before a template sees it, each spelling of an added token in it is replaced by a seal, a noncharacter of
+Unicode, the spelling's number, the noncharacter again. After rendering the seals are opened, and sealed text is
+untrusted. Roles come from the Role enum only. Knows nothing of templates.
 """
 
 import enum
@@ -24,9 +24,9 @@ _NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 
 
 class Sealer:
-    """The seals of one rendering. `mark` occurs in no string that the rendering is given.
+    """The seals of one rendering. `mark` occurs in no string given to the rendering.
 
-    One that `is_open` seals nothing: in what clients write, a control token's spelling is that token.
+    With `is_open` nothing is sealed: in a client's text, a control token's spelling is the token.
     """
 
     def __init__(self, tokenizer: Tokenizer, texts: Iterable[str], *, is_open: bool = False) -> None:
@@ -57,7 +57,7 @@ class Sealer:
         return map_strings(value, self.seal)
 
     def open(self, text: str) -> list[Span]:
-        """A rendered text as spans: what was sealed is untrusted, the rest trusted.
+        """A rendered text as spans: sealed text is untrusted, the rest trusted.
 
         Raises UnrenderableMessage: the template took a seal apart.
         """
@@ -116,8 +116,8 @@ class ArgumentsForm(enum.Enum):
 class MessageForm:
     """A template's expectations of messages, where templates differ.
 
-    `empty_content` stands for the content of a reply that has calls and no text: some templates look for None there.
-    `developer_as` is the role that a developer's message is shown with.
+    `empty_content` stands for the content of a reply with calls and no text: some templates look for None there.
+    `developer_as` is the role shown for a developer's message.
     """
 
     arguments: ArgumentsForm = ArgumentsForm.OBJECT
@@ -126,7 +126,7 @@ class MessageForm:
 
 
 def client_strings(messages: Sequence[Message], tools: Sequence[Tool], kwargs: Mapping[str, object]) -> Iterator[str]:
-    """Every string of a client that a rendering may show, decoded: what a seal's mark must not occur in."""
+    """Every string of a client that a rendering may show, decoded: a seal's mark must not occur in any."""
     for message in messages:
         texts = (message.content, message.reasoning, message.tool_call_id, message.name)
         yield from (text for text in texts if text is not None)
@@ -176,14 +176,14 @@ def message_dicts(messages: Iterable[Message], sealer: Sealer, form: MessageForm
 
 
 def tool_values(tools: Sequence[Tool], sealer: Sealer) -> list[object] | None:
-    """The tool list, or None where there is none, which is what templates test for."""
+    """The tool list, or None where there is none: templates test for it."""
     return [sealer.seal_value(_tool_value(tool)) for tool in tools] if tools else None
 
 
 def _call_dict(call: ToolCall, sealer: Sealer, form: MessageForm) -> dict[str, object]:
     """A call. `arguments` is decoded, unless the form says otherwise; `arguments_json` keeps the spelling.
 
-    Arguments that are no JSON object are shown as a JSON string.
+    Arguments other than a JSON object are shown as a JSON string.
     """
     decoded = _decoded_object(call.arguments)
     is_text = decoded is None or form.arguments is ArgumentsForm.TEXT

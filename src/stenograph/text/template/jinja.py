@@ -1,4 +1,4 @@
-"""Chat templates by jinja2's sandbox, set up as transformers does: for those that the faster engine writes otherwise.
+"""Chat templates by jinja2's sandbox, set up as transformers does: for templates beyond the faster engine.
 
 Owns the sandbox and its extension. Knows nothing of tokens or families.
 """
@@ -15,7 +15,7 @@ from stenograph.text.template.template import ChatTemplate, to_json
 
 
 class _GenerationBlocks(Extension):
-    """`{% generation %}` marks what an assistant says, for those who want to know it; it writes nothing."""
+    """`{% generation %}` marks an assistant's text, for anyone interested; it writes nothing."""
 
     tags = {"generation"}  # noqa: RUF012 -- as the base class has it
 

@@ -1,6 +1,6 @@
-"""The roles and tools that a template is seen to write, of a family that does not declare them.
+"""The roles and tools found in a template's output, for a family without a declaration of them.
 
-Knows nothing of any template's source: it renders, and looks for what it gave.
+Knows nothing of any template's source: it renders, and looks for its own input.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,10 +20,10 @@ _NOBODY = "nobody"
 
 
 def as_shown(family: Family, tokenizer: Tokenizer, template: Template) -> Family:
-    """The family, with what it leaves open filled in: roles, whether tools are shown, and the form of messages.
+    """The family, with its open fields filled in: roles, whether tools are shown, and the form of messages.
 
-    A template that writes any role whatsoever has a frame for none but the usual three. One that has no frame for a
-    developer's message, but one for a system message, is given it as that.
+    If a template writes any role whatsoever, it has a frame for none but the usual three. Without a frame for a
+    developer's message, but with one for a system message, it gets the former as the latter.
     """
     shows_tools, form = family.shows_tools, family.form
     if shows_tools is None:
@@ -54,12 +54,12 @@ class _Look:
         self.template = template
 
     def shows(self, messages: Sequence[Message], tools: Sequence[Tool], *texts: str) -> bool:
-        """Whether all of `texts` are in what is written; not if the template refuses."""
+        """Whether all of `texts` are in the output; not if the template refuses."""
         written = self._written(messages, tools)
         return written is not None and all(text in written for text in texts)
 
     def moves_to_front(self, role: Role) -> bool:
-        """Whether a message of this role that comes late is written before what it came after."""
+        """Whether a late message of this role is written before earlier ones."""
         before, after = (self._written((user("a"), said("b"), *late), ()) for late in ((), (_late(role),)))
         if before is None or after is None or _TEXT not in after:
             return False

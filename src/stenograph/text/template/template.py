@@ -1,8 +1,8 @@
 """A chat template: messages, tools and arguments to text, as transformers renders it.
 
 Owns the template engine and its configuration (filters, globals, white space rules; parity with jinja2 configured as
-transformers does is tested). One known difference, of the engine: a bare whole float that a template passes to
-`tojson` loses its point (1.0 becomes 1); inside a list or a mapping it keeps it. Knows nothing of tokens or families.
+transformers does is tested). One known difference, of the engine: a bare whole float passed to `tojson` by a template
+loses its point (1.0 becomes 1); inside a list or a mapping it keeps it. Knows nothing of tokens or families.
 """
 
 import json
@@ -22,9 +22,9 @@ _EXPONENT = re.compile(rb"[0-9]e-?[0-9]")
 
 
 class Template(Protocol):
-    """Whatever makes a conversation's text. Pure, and may be called from any thread.
+    """The maker of a conversation's text. Pure, and may be called from any thread.
 
-    `names` are those that it reads, among them all arguments that can change what it writes.
+    `names` are those read, among them all arguments with an effect on the text.
     """
 
     @property
@@ -53,9 +53,9 @@ class ChatTemplate:
     """
 
     malformed: tuple[type[Exception], ...] = (minijinja.TemplateError,)
-    """Errors of a source that is no template."""
+    """Errors of a malformed source."""
     failing: tuple[type[Exception], ...] = (minijinja.TemplateError, TypeError, ValueError, RecursionError)
-    """Errors of a template that fails."""
+    """Errors of a failing template."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class ChatTemplate:
             raise UnrenderableMessage(f"The model's chat template refuses this: {one_line(cause)}") from error
 
     def _compile(self, source: str, known: Mapping[str, object]) -> frozenset[str]:
-        """Compile the source, with these globals; the names that it reads."""
+        """Compile the source, with these globals; return the names read by it."""
         self._environment = minijinja.Environment(
             templates={_NAME: source},
             filters={"tojson": to_json},
@@ -136,8 +136,8 @@ def to_json(
 ) -> str:
     """JSON as transformers writes it; the engine's own filter would escape HTML.
 
-    Lists and objects, which a client's JSON may have hundreds of thousands of, are written by msgspec: `json.dumps`
-    makes a string of each first, in one call that keeps the GIL.
+    Lists and objects, maybe hundreds of thousands of them in a client's JSON, are written by msgspec: `json.dumps`
+    makes a string of each first, and keeps the GIL for the whole call.
     """
     if isinstance(value, dict | list) and not (ensure_ascii or sort_keys) and indent is None and separators is None:
         with suppress(TypeError, ValueError, OverflowError, RecursionError):  # `json.dumps` takes it, or says why not
