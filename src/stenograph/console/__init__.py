@@ -1,1 +1,1 @@
-"""The console: a session shaped for a person's eyes, and the page that shows it."""
+"""The console: a session shaped for a person's eyes, and its page."""

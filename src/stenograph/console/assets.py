@@ -1,4 +1,4 @@
-"""The files of the console's page, read once at import: what a server sends, and what is written into a file."""
+"""The files of the console's page, read once at import: for a server to send, and to write into a file."""
 
 import gzip
 import hashlib

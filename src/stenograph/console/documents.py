@@ -1,5 +1,4 @@
-"""All that the page shows of one session, as the answers of a server by their paths: what a page that is a file has in
-it. Pure."""
+"""The page's data of one session, as the answers of a server by their paths: the content of a page in a file. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from stenograph.session.session import Session
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionDocuments:
-    """A session's answers by their paths, in JSON and in bytes. The paths are those that the page asks for."""
+    """A session's answers by their paths, in JSON and in bytes. The paths are those in the page's requests."""
 
     session_id: str
     documents: Mapping[str, bytes]
@@ -49,7 +48,7 @@ def vocabulary_path(digest: str) -> str:
 
 
 def told_path(session_id: str, what: str) -> str:
-    """The path of what another route says of a session: `why`, `drift` or `ledger`."""
+    """The path of another route's answer on a session: `why`, `drift` or `ledger`."""
     return f"sessions/{session_id}/{what}"
 
 
@@ -62,8 +61,8 @@ def ids_of_page(page: bytes) -> Sequence[int]:
 def session_documents(
     session: Session, tokenizer: Tokenizer, reports: Mapping[int, DriftReport], drift: object
 ) -> SessionDocuments:
-    """The answers for a session. `reports` has the drift of each line by its last node's id, `drift` is what the drift
-    route says of them. Its vocabulary has the ids alone that occur in it."""
+    """The answers for a session. `reports` has the drift of each line by its last node's id, `drift` is the drift
+    route's answer on them. Its vocabulary has the session's ids alone."""
     facts, id_ = session_facts(session), session.id
     look, rows = TokenLook.of(facts), session.ledger.rows(session.ledger.num_rows)
     lines = leaves(facts.nodes)

@@ -1,6 +1,6 @@
 """The rollouts of a group side by side: their lengths, and where their tokens part. Pure; work for the CPU pool.
 
-A rollout is made where its session is, and compared where its group was asked for: that may be another process.
+A rollout is made where its session is, and compared where its group was asked for, perhaps in another process.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from stenograph.core.json_types import Count
 from stenograph.export.group_rollouts import COMPARED_TOKENS, GroupRollout, RolloutFacts
 
 MAX_ROLLOUTS = 256
-"""Most rollouts of a group that are compared."""
+"""Most rollouts of a group to compare."""
 
 
 class GroupView(TypedDict):
@@ -48,7 +48,7 @@ def group_view(group: str, rollouts: Sequence[RolloutFacts], *, num_left_out: in
 
 
 def num_common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
-    """The number of ids that two lines begin with in common."""
+    """The number of ids in the common beginning of two lines."""
     num = min(len(one), len(other))
     differs = one[:num] != other[:num]
     return int(differs.argmax()) if differs.any() else num

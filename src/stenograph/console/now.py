@@ -1,6 +1,6 @@
-"""The server at this moment, for people who watch it: what runs in which stage, and figures of the last minute. Pure.
+"""The server at this moment, for people watching it: running requests by stage, and figures of the last minute. Pure.
 
-Reads counts that only grow; what they say of a time is the difference between two readings.
+Reads growing counts; for a span of time it takes the difference between two readings.
 """
 
 from bisect import bisect_right
@@ -16,11 +16,11 @@ from stenograph.engine.base import ShownEngine
 from stenograph.session.watch import RequestTask
 
 MAX_RUNNING = 200
-"""Most requests in flight that are listed, those that came first."""
+"""Most requests in flight to list, the oldest."""
 WINDOW_S = 60.0
-"""Time over which latencies are told."""
+"""Time for the latencies."""
 RATE_S = 10.0
-"""Time over which rates are told."""
+"""Time for the rates."""
 
 
 class RunningRequest(TypedDict):
@@ -120,14 +120,14 @@ class Readings:
         return (count(last) - count(first)) / span_s if span_s > 0 else 0.0
 
     def quantiles(self, buckets: Callable[[Counts], Sequence[int]], bounds: Sequence[float]) -> Quantiles:
-        """The durations of a histogram with these bounds that came within the window."""
+        """The durations of a histogram with these bounds, within the window."""
         last = buckets(self.kept[-1])
         first = buckets(self.kept[0]) if len(self.kept) > 1 else [0] * len(last)
         return quantiles_of([now - then for now, then in zip(last, first, strict=True)], bounds)
 
 
 def quantiles_of(counts: Sequence[int], bounds: Sequence[float]) -> Quantiles:
-    """The quantiles of a histogram, within a bucket in proportion; what is above the last bound counts as it."""
+    """The quantiles of a histogram, within a bucket in proportion; a value above the last bound counts as it."""
     num = sum(counts)
     if not num:
         return {"num": 0, "p50": None, "p99": None, "max": None}
@@ -144,7 +144,7 @@ def quantiles_of(counts: Sequence[int], bounds: Sequence[float]) -> Quantiles:
 
 
 def running_requests(tasks: Iterable[RequestTask], now_s: float) -> list[RunningRequest]:
-    """The requests that run, the oldest first."""
+    """The running requests, the oldest first."""
     oldest = sorted(tasks, key=lambda task: task.run.turns[0].stages.start)[:MAX_RUNNING]
     return [_running(task, now_s) for task in oldest]
 
@@ -168,8 +168,8 @@ _LAST = (Stage.VALIDATE, Stage.STORE, Stage.COMMIT, Stage.REPLY)
 
 
 def stage_of(stages: StageTimes, *, is_open: bool, has_sampled: bool) -> Stage:
-    """The stage that a turn is in. An engine says only afterwards when it took a prompt from its queue: until the first
-    token that is prefill."""
+    """A turn's stage. An engine says only afterwards when it took a prompt from its queue: until the first token it
+    counts as prefill."""
     for ended, begun in reversed([*pairwise(_LAST)]):
         if ended.value in stages.ends:
             return begun

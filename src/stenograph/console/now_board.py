@@ -41,7 +41,7 @@ class NowBoard:
         return self._core.manager.sessions.is_draining
 
     def read(self) -> bytes:
-        """The moment as JSON, or that of half a second ago."""
+        """The moment as JSON, or the one of half a second ago."""
         now_s = self._core.manager.sessions.clock.monotonic()
         if self._last is None or now_s - self._last[0] >= FRESH_S:
             self._last = (now_s, msgspec.json.encode(self._read(now_s)))

@@ -1,6 +1,6 @@
-"""The console's scripts as one, for the page that a server sends and for the page that is a file. Pure.
+"""The console's scripts as one, for a server's page and for a page in a file. Pure.
 
-The scripts are plain modules, each of which imports names from others in a line. One script of all of them is a third
+The scripts are plain modules, and each imports names from others in a line. One script of all of them is a third
 smaller when compressed, and comes with one request; a file cannot import at all.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 VENDORED = "vendor/preact-htm.js"
-"""The one module that is not ours: it imports nothing, and ends with what it exports."""
+"""The one third-party module: it imports nothing, and ends with its exports."""
 
 _IMPORT = re.compile(r'^import \{ ([^}]+) \} from "\./([\w/-]+\.js)";\n', re.MULTILINE)
 _EXPORT_LIST = re.compile(r"^export \{[^}]*\};\n", re.MULTILINE)
@@ -23,8 +23,8 @@ _ITS_EXPORTS = re.compile(r"export\{([^}]*)\};?\s*$")
 
 
 def joined_script(modules: Mapping[str, str], entry: str) -> str:
-    """All modules that `entry` needs as one module, which imports from the vendored one alone. Raises ValueError for an
-    import that is not a line of names."""
+    """All modules for `entry` as one module, with imports from the vendored one alone. Raises ValueError for an import
+    other than a line of names."""
     ours: list[str] = []
     names: set[str] = set()
     for name in _in_order(modules, entry, []):
@@ -39,7 +39,7 @@ def joined_script(modules: Mapping[str, str], entry: str) -> str:
 
 
 def _in_order(modules: Mapping[str, str], name: str, known: list[str]) -> Iterator[str]:
-    """The modules that one needs, before it; each once."""
+    """The modules needed by one, before it; each once."""
     for found in _IMPORT.finditer(modules[name]):
         if found[2] != VENDORED and found[2] not in known:
             yield from _in_order(modules, found[2], known)
@@ -49,7 +49,7 @@ def _in_order(modules: Mapping[str, str], name: str, known: list[str]) -> Iterat
 
 
 def _as_values(vendored: str) -> str:
-    """The vendored module as a value with its exports, for a script that cannot import."""
+    """The vendored module as a value with its exports, for a script without imports."""
     found = _ITS_EXPORTS.search(vendored)
     assert found is not None, "the vendored module ends with its exports"
     pairs = (pair.split(" as ") for pair in found[1].split(","))
@@ -60,8 +60,8 @@ def _as_values(vendored: str) -> str:
 def file_page(
     files: Mapping[str, str], *, session_id: str, documents: Mapping[str, bytes], contents: Mapping[str, bytes]
 ) -> str:
-    """A page that is one file. `files` are the page's, by name; `documents` are answers of a server in JSON by their
-    path, `contents` those in bytes.
+    """A page in one file. `files` are the page's, by name; `documents` are answers of a server in JSON by their path,
+    `contents` those in bytes.
 
     Nothing is fetched: its policy allows its own script and style, by their hashes, and no address.
     """
@@ -102,5 +102,5 @@ def _hash_of(text: str) -> str:
 
 
 def _without_markup(data: str) -> str:
-    """JSON in which nothing can end its element or begin a comment."""
+    """JSON without any end of its element or beginning of a comment."""
     return data.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

@@ -1,4 +1,4 @@
-"""The console's page: its files as they are in the package, for everybody. What it shows it asks for with a key."""
+"""The console's page: its files as they are in the package, for everybody. Its data needs a key."""
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -20,7 +20,7 @@ _HEADERS = {
 
 
 def console_page(request: Request) -> Response:
-    """`GET /console`: the page, whose other files lie below it."""
+    """`GET /console`: the page; its other files lie below it."""
     return _sent(request, FILES[INDEX])
 
 

@@ -1,7 +1,7 @@
-"""The data of the console: what no other route has, or has in a form that a page cannot show. Starlette endpoints.
+"""The data of the console: given by no other route, or not in a form for a page. Starlette endpoints.
 
-Read-only. What is large is made on the CPU pool from a snapshot, or written in pieces; what is asked for again and
-again (the moment, the look at a live session) is kept for as long as it is true.
+Read-only. Large answers are made on the CPU pool from a snapshot, or written in pieces; frequent ones (the moment, the
+look at a live session) are kept for as long as they are true.
 """
 
 import asyncio
@@ -52,10 +52,10 @@ from stenograph.trajectory.strand_facts import SessionFacts, StrandFacts
 from stenograph.trajectory.turn import Node
 
 _BYTES_PER_TURN = 64
-"""About what a turn costs in a session's shape; only decides what is small enough for the loop."""
+"""About the cost of a turn in a session's shape; only decides on work small enough for the loop."""
 _KEPT_LINES = 16
 MOST_COMPARED_TOKENS = 65_536
-"""Lines of more tokens are not compared for a list unless somebody asks for it: that takes a thread for seconds."""
+"""Lines of more tokens are not compared for a list unless somebody asks for it: it takes a thread for seconds."""
 _SENT_BYTES = 256 * 1024
 _NUMBER: Schema = {"type": "number"}
 _HASH: Schema = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
@@ -88,7 +88,7 @@ class _SessionLook:
         return _SessionLook(key=key, facts=facts, tokens=TokenLook.of(facts), leaves=ends, strand_of=facts.by_node())
 
     def line(self, leaf: Node) -> LineTurns:
-        """The turns of a line that was asked for; those of the last few are kept."""
+        """The turns of a requested line; those of the last few are kept."""
         if leaf.id not in self.lines:
             if len(self.lines) >= _KEPT_LINES:
                 self.lines.clear()
@@ -97,7 +97,7 @@ class _SessionLook:
 
 
 def console_groups(late: Late) -> Sequence[object]:
-    """The object whose class has the rows."""
+    """The object with the rows in its class."""
     moments = late.core.processes.moments(NowBoard(late.core))
     return (ConsoleRoutes(sessions=late.sessions, parts=late.all_parts, moments=moments),)
 
@@ -122,7 +122,7 @@ class ConsoleRoutes:
         needs=Needs.NOTHING,
     )
     async def page(self, request: Request) -> Response:
-        """`GET /console`: the page, whose other files lie below it."""
+        """`GET /console`: the page; its other files lie below it."""
         return console_page(request)
 
     @route(
@@ -274,8 +274,8 @@ class ConsoleRoutes:
         errors=(InvalidRequest, *STORED),
     )
     async def drift(self, request: Request) -> Response:
-        """`GET /console/api/sessions/{id}/drift?most_tokens=`: its drift, counted; unknown where lines of more tokens
-        than that would have to be compared for it."""
+        """`GET /console/api/sessions/{id}/drift?most_tokens=`: its drift, counted; unknown where it takes a comparison
+        of lines of more tokens."""
         session = await self._session(request)
         check_query(request, "most_tokens")
         most_tokens = number_of(request, "most_tokens", MOST_COMPARED_TOKENS, least=0)
@@ -374,7 +374,7 @@ class ConsoleRoutes:
         return await self.sessions.manager.sessions.look_again(request.path_params["id"])
 
     async def _look(self, session: Session) -> _SessionLook:
-        """A session's facts, and what all pages of its tokens need: made again once its turns are others."""
+        """A session's facts, and those for all pages of its tokens: made again once its turns are others."""
         strands, latest = session.strands, session.latest
         key = (strands.num_turns, strands.discarded, None if latest is None else latest.id, session.outcome)
         found = self._looks.get(session)
@@ -399,7 +399,7 @@ class _Weights(msgspec.Struct):
 
 
 class _Moment(msgspec.Struct):
-    """The part of a moment that is read here."""
+    """The part of a moment read here."""
 
     weights: _Weights
 
@@ -413,7 +413,7 @@ def _finite(text: str) -> float | None:
 
 
 def _leaf(request: Request, session: Session, facts: SessionFacts) -> Node | None:
-    """The turn with which the wanted line ends: that of `leaf`, else the session's own. Raises InvalidRequest."""
+    """The last turn of the wanted line: the one of `leaf`, else the session's own. Raises InvalidRequest."""
     if "leaf" not in request.query_params:
         return facts.latest if facts.latest is not None else session.latest
     wanted = number_of(request, "leaf", 0, least=0)

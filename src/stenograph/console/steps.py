@@ -1,7 +1,7 @@
-"""Groups and steps of rollouts in figures, for whoever trains on them. Pure; work for the CPU pool.
+"""Groups and steps of rollouts in figures, for training on them. Pure; work for the CPU pool.
 
-A rollout is made a point where its session is, and counted where the figures were asked for: that may be another
-process. A step is what a session's `metadata.step` says; groups of sessions without one are of no step.
+A rollout is made a point where its session is, and counted where the figures were asked for, perhaps in another
+process. A step is a session's `metadata.step`; groups of sessions without one are of no step.
 """
 
 from collections import defaultdict
@@ -15,11 +15,11 @@ from stenograph.core.json_types import Count
 from stenograph.session.rollout_points import RolloutPoint, is_number
 
 MAX_POINTS = 20_000
-"""Most sessions that are counted, the newest."""
+"""Most sessions counted, the newest."""
 MAX_GROUPS = 500
-"""Most groups that are told of by themselves, the newest."""
+"""Most groups listed by themselves, the newest."""
 MAX_K = 64
-"""The largest k of pass@k that is told; each is twice the one before."""
+"""The largest k of pass@k in a report; each is twice the one before."""
 
 
 class RolloutFigures(TypedDict):
@@ -80,10 +80,10 @@ class StepsView(TypedDict):
 
 
 def pass_at_k(num: int, num_passed: int, k: int) -> float:
-    """The chance that one of k rollouts passes, estimated without bias from `num` of which `num_passed` did.
+    """The chance of a pass among k rollouts, estimated without bias from `num` with `num_passed` passes.
 
-    1 - C(n - c, k) / C(n, k): the share of all choices of k of the n that have a passing one. Raises ValueError for
-    more than n. Source: Chen et al., Evaluating Large Language Models Trained on Code, 2021, equation 1.
+    1 - C(n - c, k) / C(n, k): the share, in all choices of k of the n, of those with a passing one. Raises ValueError
+    for more than n. Source: Chen et al., Evaluating Large Language Models Trained on Code, 2021, equation 1.
     """
     if not 1 <= k <= num:
         raise ValueError(f"pass@{k} needs {k} rollouts, and there are {num}")
@@ -92,7 +92,7 @@ def pass_at_k(num: int, num_passed: int, k: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Group:
-    """The points of a group, and what its rewards come to."""
+    """The points of a group, and the figures of its rewards."""
 
     points: Sequence[RolloutPoint]
     rewards: Sequence[float]
@@ -107,7 +107,7 @@ class _Group:
 def steps_view(
     points: Sequence[RolloutPoint], *, passes_at: float, version: str | None, num_ungrouped: int, num_left_out: int
 ) -> StepsView:
-    """The figures of all steps, and of the newest groups. `version` is that of the server's weights."""
+    """The figures of all steps, and of the newest groups. `version` is the server's weight version."""
     known = [int(point.version) for point in points if point.version is not None]
     newest = max(known, default=None) if version is None else int(version) if is_number(version) else None
     by_group = _parted(points, lambda point: (point.step, point.group))
@@ -185,7 +185,7 @@ def _figures(groups: Sequence[_Group], newest: int | None) -> RolloutFigures:
 
 
 def _passes(groups: Sequence[_Group]) -> Mapping[str, float]:
-    """pass@k for each k, as the mean over the groups that have so many rewards."""
+    """pass@k for each k, as the mean over the groups with so many rewards."""
     most, found, k = max((len(group.rewards) for group in groups), default=0), dict[str, float](), 1
     while k <= min(most, MAX_K):
         chances = [pass_at_k(len(one.rewards), one.num_passed, k) for one in groups if len(one.rewards) >= k]

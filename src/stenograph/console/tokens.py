@@ -27,11 +27,11 @@ MAX_PAGE_TOKENS = 65_536
 """Most tokens of one page: 576 KiB."""
 
 TRAINED = 1
-"""The flag of a token that a sample trains, as `POST /sessions/{id}/samples` makes them by default."""
+"""The flag of a token trained by a sample, as `POST /sessions/{id}/samples` makes them by default."""
 SOURCE_SHIFT = 1
 VERSION_SHIFT = 3
 MAX_VERSIONS = 30
-"""Versions of weights that the flags tell apart; all later ones share the next number. 0 stands for none."""
+"""Versions of weights distinct in the flags; all later ones share the next number. 0 stands for none."""
 
 
 class TokenSource(enum.IntEnum):
@@ -48,10 +48,10 @@ class TokenSource(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLook:
-    """Facts of a session that a page needs beside a line's turns.
+    """Facts of a session for a page, beside a line's turns.
 
-    `versions` are the names of all weights that sampled in it, numbered in the order in which they came; `trained`
-    counts by node id the first sampled tokens of a turn that a sample trains.
+    `versions` are the names of all weights of its tokens, numbered in order of appearance; `trained` counts by node id
+    the first sampled tokens of a turn, trained by a sample.
     """
 
     versions: Mapping[str, int]
@@ -66,7 +66,7 @@ class TokenLook:
 
 
 def kept_lines(facts: SessionFacts) -> list[Node]:
-    """The last turns of the lines that become samples by default."""
+    """The last turns of the lines exported as samples by default."""
     outcome = facts.outcome
     if outcome is not None and outcome.verdict is RolloutVerdict.INFRA_FAILED:
         return []
@@ -76,7 +76,7 @@ def kept_lines(facts: SessionFacts) -> list[Node]:
 
 
 def trained_tokens(facts: SessionFacts) -> dict[int, int]:
-    """By node id, the number of a turn's sampled tokens that a sample trains, its first ones. Absent: none."""
+    """By node id, the number of a turn's sampled tokens trained by a sample, its first ones. Absent: none."""
     found = {leaf.id: len(leaf.turn.sampled.ids) for leaf in kept_lines(facts)}
     for node in reversed(facts.nodes):  # a turn comes after its parent
         if node.id in found and node.parent is not None:
@@ -86,7 +86,7 @@ def trained_tokens(facts: SessionFacts) -> dict[int, int]:
 
 
 def shown_kind(turn: CommittedTurn) -> LogprobsKind:
-    """The kind of log-probabilities that is shown of a turn: as samples prefer them."""
+    """The kind of a turn's displayed log-probabilities: as samples prefer them."""
     known = known_logprobs(turn.sampled, turn.params)
     return next(kind for kind in (*BY_PREFERENCE, LogprobsKind.OTHER) if kind in known)
 
@@ -159,7 +159,7 @@ class _TokenArrays:
         return flags
 
     def _places(self, at: int, num: int) -> tuple[slice, slice]:
-        """Places of `num` tokens from `at` of the line on in the page, and which of them it has."""
+        """Places of `num` tokens from `at` of the line on in the page, and the present ones of them."""
         first, last = max(at, self._start), min(at + num, self._start + len(self._ids))
         last = max(first, last)
         return slice(first - self._start, last - self._start), slice(first - at, last - at)

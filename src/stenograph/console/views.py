@@ -1,7 +1,7 @@
-"""A session as the console shows it: its shape in columns, and its turns with texts cut to what can be read. Pure.
+"""A session as the console shows it: its shape in columns, and its turns with texts cut to a readable length. Pure.
 
-What a session's other routes say already (drift, ledger, findings) is not said again here. No text is escaped: whoever
-shows it makes text of it, never markup.
+The data of a session's other routes (drift, ledger, findings) is not repeated here. No text is escaped: whoever shows
+it makes text of it, never markup.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,11 +28,11 @@ from stenograph.trajectory.turn import Node, TurnStatus
 MAX_TURNS = 200
 """Most turns of one page."""
 SHOWN_CHARS = 8192
-"""Characters of a text that are shown unless the whole is asked for."""
+"""Characters of a text shown unless the whole is asked for."""
 SHOWN_MESSAGES = 200
-"""Messages of a turn that are shown unless the whole is asked for."""
+"""Messages of a turn shown unless the whole is asked for."""
 _TURNS_AT_ONCE = 8
-"""Short turns that are written at once: a third of a millisecond."""
+"""Short turns written at once: a third of a millisecond."""
 
 
 class VocabularyRef(TypedDict):
@@ -335,7 +335,7 @@ _UNASKED: Mapping[str, object] = msgspec.to_builtins(SamplingParams())
 
 
 def _asked_params(params: Mapping[str, object]) -> dict[str, object]:
-    """The parameters that have an effect, and the temperature. A grammar is named, not written out: it may be long."""
+    """The parameters with an effect, and the temperature. A grammar is named, not written out: it may be long."""
     shown = {name: value for name, value in params.items() if name == "temperature" or value != _UNASKED[name]}
     if "grammar" in shown:
         shown["grammar"] = True
@@ -364,7 +364,7 @@ def _message(message: Message, *, whole: bool) -> ShownMessage:
 
 
 class _Cutter:
-    """Cuts texts to a number of characters each, and counts what it leaves out."""
+    """Cuts texts to a number of characters each, and counts the rest."""
 
     def __init__(self, limit: int | None) -> None:
         self._limit = limit

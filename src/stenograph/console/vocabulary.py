@@ -1,4 +1,4 @@
-"""The vocabulary as one piece of bytes, which a viewer fetches once and keeps by its hash. Pure.
+"""The vocabulary as one piece of bytes, for a viewer to fetch once and keep by its hash. Pure.
 
 Little-endian: the number of ids N (uint32); N bytes, 0 for a plain token, 1 for an added one, 2 for a control token;
 zeros up to a multiple of four; the end of each token's bytes (N uint32); the bytes of all tokens.
@@ -14,7 +14,7 @@ import numpy as np
 from stenograph.model.tokenizer import Tokenizer
 
 AT_ONCE = 4096
-"""Tokens that are looked up in one step."""
+"""Tokens looked up in one step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class VocabularyMaker:
     """Makes a vocabulary: first its `steps`, each of less than a millisecond, then `made`."""
 
     def __init__(self, tokenizer: Tokenizer, only: Container[int] | None = None) -> None:
-        """`only`: ids that are wanted; all others are empty."""
+        """`only`: the wanted ids; all others are empty."""
         self._tokenizer = tokenizer
         self._only = only
         self._lengths = array("I")
