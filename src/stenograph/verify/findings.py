@@ -15,28 +15,28 @@ _SHOWN_BEFORE, _SHOWN_AFTER = 4, 8
 
 
 class Check(enum.StrEnum):
-    """The properties that are checked."""
+    """The checked properties."""
 
     HISTORY = "history"
     """A render begins with the earlier render of the same conversation: a prompt, or all up to a reply."""
     BRIDGE = "bridge"
-    """A line that was bridged has the ids of a full render."""
+    """A bridged line has the ids of a full render."""
     PARSE = "parse"
-    """A reply that was rendered parses to itself, whole or id by id."""
+    """A rendered reply parses to itself, whole or id by id."""
     PARTS = "parts"
     """The parts of a parsed reply are all of its ids, in order."""
     BOUNDARY = "boundary"
-    """After a reply that ended before its stop token, the bridge writes all that the template writes there."""
+    """After a reply without its stop token, the bridge writes all of the template's text there."""
     RETRY = "retry"
-    """A turn that is asked for again has the prompt that it had at first."""
+    """A turn asked for again has its first prompt."""
     INJECTION = "injection"
-    """Control tokens that a client writes in plain text are text."""
+    """Control tokens in a client's plain text are text."""
     LIVE = "live"
     """A turn with an engine: its prompt begins with the ids of the turn before, and its logprobs are finite."""
 
 
 class ConversationKind(enum.StrEnum):
-    """A feature that a conversation has."""
+    """A feature of a conversation."""
 
     SYSTEM = "system"
     USERS = "several users"
@@ -74,7 +74,7 @@ class Finding:
 
 
 def first_difference(tokenizer: Tokenizer, *, expected: Sequence[int], actual: Sequence[int]) -> Difference:
-    """The first difference of two id sequences that are not the same."""
+    """The first difference of two unequal id sequences."""
     shorter = min(len(expected), len(actual))
     at = next((i for i in range(shorter) if expected[i] != actual[i]), shorter)
     shown = slice(max(0, at - _SHOWN_BEFORE), at + _SHOWN_AFTER)

@@ -1,7 +1,7 @@
-"""Plays a session of several turns with a real engine through the server's own code, and checks what the engine got.
+"""Plays a session of several turns with a real engine through the server's own code, and checks the engine's input.
 
-Owns the script of the session and the checks of its turns. They are about tokens, not about content: a reply that
-does not end soon is requested again with stop strings, as a client would. Knows nothing of settings or printing.
+Owns the script of the session and the checks of its turns. They are about tokens, not about content: a long reply is
+requested again with stop strings, as a client would. Knows nothing of settings or printing.
 """
 
 import json
@@ -37,21 +37,21 @@ from stenograph.text.renderer import Renderer
 from stenograph.verify.findings import Check, Finding, first_difference
 
 MAX_TOKENS = 64
-"""Most tokens of a reply; with a short context an eighth of it, so that all turns fit."""
+"""Most tokens of a reply; with a short context an eighth of it, so all turns fit."""
 STOPS = (" ", ".", "e", "\n")
-"""Strings that nearly every reply has: a session cannot go on from a reply that was cut."""
+"""Strings of nearly every reply: a session cannot go on from a cut reply."""
 MAX_ATTEMPTS = 6
 MAX_RESULT_TURNS = 2
 
 NO_WORD_OF_EXACTNESS = (EngineUnavailable, UpstreamRefused, UpstreamTimeout, UpstreamUnreachable)
-"""Errors of an engine that gave no reply which could be checked."""
+"""Errors of an engine without a reply to check."""
 
 WireMessage: TypeAlias = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveTurn:
-    """One generation. `num_kept` of the prompt's ids were there before; `finding` is what is wrong with it, if so."""
+    """One generation. `num_kept` of the prompt's ids were there before; `finding` is its fault, if any."""
 
     name: str
     num_prompt: int
@@ -63,8 +63,8 @@ class LiveTurn:
 
 @dataclass(slots=True, kw_only=True)
 class LiveSession:
-    """The result, grown turn by turn. `broke` is why it ended before its time; `engine_failed`: for a reason that
-    says nothing of exactness, because the engine was away, refused a turn or took too long."""
+    """The result, grown turn by turn. `broke` is why it ended before its time; `engine_failed`: for a reason unrelated
+    to exactness, because the engine was away, refused a turn or took too long."""
 
     engine: str
     turns: list[LiveTurn] = field(default_factory=list[LiveTurn])
@@ -88,7 +88,7 @@ async def play(
     kwargs: Mapping[str, object],
     told: Callable[[int, int], None],
 ) -> LiveSession:
-    """Play a session with an engine that has been started. Never raises an engine's error.
+    """Play a session with a started engine. Never raises an engine's error.
 
     `told` is called with the progress; `where` is the engine's address, for messages.
     """
@@ -113,7 +113,7 @@ class _NoEnd(Exception):
 
 
 class _Heard(Engine):
-    """An engine that records its latest prompt and ids, independently of the session."""
+    """An engine recording its latest prompt and ids, independently of the session."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -152,7 +152,7 @@ class _Heard(Engine):
 
 
 class _Player:
-    """One session on its way. `_line` are the ids, as the engine knows them, that the next prompt has to begin with."""
+    """One session on its way. `_line` are the ids, as the engine knows them, for the next prompt to begin with."""
 
     def __init__(self, services: TurnServices, heard: _Heard, kwargs: Mapping[str, object], where: str) -> None:
         self._services = services
@@ -190,7 +190,7 @@ class _Player:
         told(num_steps, num_steps)
 
     async def _turn(self, name: str, *new: WireMessage) -> None:
-        """Go on from the last reply, with results for the calls that the model made by itself."""
+        """Go on from the last reply, with results for the model's own calls."""
         self._line = self._heard.prompt_ids + self._heard.ids
         for _ in range(MAX_RESULT_TURNS):
             if self._reply is None or not self._reply.tool_calls:
@@ -267,7 +267,7 @@ class _Player:
         )
 
     def _drift(self, name: str) -> Finding | None:
-        """Drift that no model causes. Any template rewrites a reply that was cut within a block."""
+        """Drift not caused by a model. Any template rewrites a reply cut within a block."""
         latest = self._session.latest
         if latest is None:
             return self._finding(name, "the turn was not committed")
@@ -297,7 +297,7 @@ def _result(call_id: str) -> WireMessage:
 
 
 def _looked_up() -> tuple[WireMessage, ...]:
-    """A call that no model made, and its result: so that there is one, whatever the model does."""
+    """A call made by no model, and its result: to have one, whatever the model does."""
     asked = Message(role=Role.ASSISTANT, tool_calls=(call(1),))
     return _user("Look up the weather."), _wire(asked), _result(call(1).id)
 

@@ -17,10 +17,10 @@ NUM_TURNS = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrownSession:
-    """The end of a session: the prompt of a turn that was not sampled. `ids` are those of the line.
+    """The end of a session: the prompt of an unsampled turn. `ids` are the line's.
 
-    `sampled_spans`, half-open over them, are those that the replies have left there. `retried` is the first prompt
-    that was another one when its turn was asked for again, and that other one.
+    `sampled_spans`, half-open over them, are the replies' own. `retried` is the first prompt to differ when its turn
+    was asked for again, and the different one.
     """
 
     messages: tuple[Message, ...]
@@ -64,7 +64,7 @@ def grow(renderer: Renderer, kwargs: Mapping[str, object]) -> GrownSession:
 
 
 def _replies(number: int, *, has_tools: bool) -> Iterator[Message]:
-    """Replies that a model may give in this turn: with a thought and without, and now and then with calls."""
+    """Possible replies of a model in this turn: with a thought and without, and now and then with calls."""
     calls = (call(2 * number), call(2 * number + 1, ODD_ARGUMENTS))[: number % 3] if has_tools else ()
     text = f"Reply {number} zq."
     thought = said(text, *calls, reasoning=f"Thought {number} zq.")

@@ -20,7 +20,7 @@ _COLUMNS = (Check.HISTORY, Check.BRIDGE, Check.PARSE, Check.PARTS, Check.BOUNDAR
 
 
 def found_lines(found: Verification) -> Iterator[str]:
-    """The table, and beneath it the first difference of each check that failed."""
+    """The table, and beneath it the first difference of each failed check."""
     proof = found.proof
     yield _row("append-only", ["holds" if proof.holds else "BROKEN"], f"{proof.num_checked} renders compared")
     injection = [finding for finding in found.findings if finding.check is Check.INJECTION]
@@ -49,7 +49,7 @@ def found_lines(found: Verification) -> Iterator[str]:
 
 
 def live_lines(live: LiveSession) -> Iterator[str]:
-    """The turns of a session with a real engine, and what broke it."""
+    """The turns of a session with a real engine, and the reason of its break, if any."""
     yield f"live session: {live.engine}"
     yield _turn_row("turn", ["prompt", "kept", "sampled"], "ended by")
     for turn in live.turns:
@@ -66,7 +66,7 @@ def live_lines(live: LiveSession) -> Iterator[str]:
 
 
 def finding_lines(finding: Finding) -> Iterator[str]:
-    """One thing that did not pass."""
+    """One failure."""
     yield f"{finding.check.value}, first difference: [{finding.conversation}]"
     yield f"  {finding.problem[:_SHOWN_CHARS]}{'…' if len(finding.problem) > _SHOWN_CHARS else ''}"
     if finding.difference is not None:
@@ -97,7 +97,7 @@ def _token(side: Sequence[tuple[int, str]], offset: int) -> str:
 
 
 def _cells(findings: Sequence[Finding]) -> list[str]:
-    """Number of findings of each check that passed, or that failed."""
+    """Number of findings of each check, passed or failed."""
     return [_cell([finding for finding in findings if finding.check is check]) for check in _COLUMNS]
 
 

@@ -1,6 +1,6 @@
-"""The template's own rendering of a reply, which stands in for a model's reply in verification.
+"""The template's own rendering of a reply, to stand in for a model's reply in verification.
 
-Knows nothing of what is checked with it.
+Knows nothing of the checks.
 """
 
 from array import array
@@ -11,11 +11,12 @@ from stenograph.text.conversations import ExampleExchange
 from stenograph.text.renderer import Renderer
 
 TAIL_TOKENS = 64
-"""Ids of a line's end that are looked at: more than any template writes between two messages."""
+"""Ids looked at from a line's end: more than any template writes between two messages."""
 
 
 def may_answer(renderer: Renderer, prompt: Sequence[int], reply: Message) -> bool:
-    """Whether a prompt can have such a reply: one that opened the reasoning needs it, one that closed it has none."""
+    """Whether a prompt can have such a reply: a prompt with open reasoning needs it, one with closed reasoning has
+    none."""
     marks = renderer.family.syntax.reasoning
     text = renderer.tokenizer.decode(prompt[-TAIL_TOKENS:]).rstrip()
     if marks is None or text.endswith(marks.close):
@@ -26,9 +27,9 @@ def may_answer(renderer: Renderer, prompt: Sequence[int], reply: Message) -> boo
 def sampled_as(
     renderer: Renderer, exchange: ExampleExchange, kwargs: Mapping[str, object] | None = None
 ) -> Iterator["array[int]"]:
-    """The reply as a model would sample it if it wrote as the template does: once for each token that may end it.
+    """The reply as a model would sample it if it wrote as the template does: once for each possible end token.
 
-    So not at all where neither the template nor the family says which token that is.
+    So not at all where neither the template nor the family names one.
     """
     writer, tokenizer = renderer.writer, renderer.tokenizer
     sealer = writer.sealer((*exchange.opening, exchange.reply), exchange.tools, kwargs)

@@ -1,8 +1,7 @@
-"""Verifies that TITO is exact for a model: grows sessions of every kind as the server does, and renders them again.
+"""Verifies exact TITO for a model: grows sessions of every kind as the server does, and renders them again.
 
-Owns the checks beyond the proof of append-only (`append_proof`), which looks at text: these look at ids. A model's
-replies are stood in for by what the template writes for them, so that whatever differs is the frame's fault. Knows
-nothing of engines or printing.
+Owns the checks beyond the proof of append-only (`append_proof`): it looks at text, these look at ids. The template's
+own text stands in for a model's replies, so any difference is the frame's fault. Knows nothing of engines or printing.
 """
 
 from array import array
@@ -37,7 +36,7 @@ _NO_END = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """Everything that was found. `num_tolerated` bridges differ from a render in how a reply is tokenized, no more."""
+    """All findings. `num_tolerated` bridges differ from a render in how a reply is tokenized, no more."""
 
     proof: Proof
     findings: tuple[Finding, ...]
@@ -46,7 +45,7 @@ class Verification:
 
     @property
     def failures(self) -> tuple[Finding, ...]:
-        """The findings that did not pass."""
+        """The failed findings."""
         return tuple(finding for finding in self.findings if finding.problem)
 
     @property
@@ -61,9 +60,9 @@ def verify(
     *,
     told: Callable[[int, int], None] | None = None,
 ) -> Verification:
-    """Check every kind of conversation that the family can have, with these template arguments in each.
+    """Check every kind of conversation possible in the family, with these template arguments in each.
 
-    `told` is called with the number of conversations done, and of all. Never raises for what a template does.
+    `told` is called with the number of conversations done, and of all. Never raises for a template's faults.
     """
     run = _Run(renderer, kwargs or {})
     proof = renderer.prove(kwargs or {})
@@ -172,7 +171,7 @@ class _Run:
         yield Finding(check=Check.PARTS, conversation=name, kinds=kinds, problem=problem)
 
     def _history(self, law: Law, exchange: ExampleExchange, new: Sequence[Message]) -> Finding:
-        """Whether the reply is written after its prompt, or new messages after all that was written up to it."""
+        """Whether the reply is written after its prompt, or new messages after all the text up to it."""
         writer, opening, tools = self._renderer.writer, exchange.opening, exchange.tools
         messages = (*opening, exchange.reply, *new)
         sealer = writer.sealer(messages, tools, self._kwargs)
@@ -210,7 +209,7 @@ class _Run:
         line: "array[int]",
         sampled_spans: Sequence[tuple[int, int]],
     ) -> Finding:
-        """The finding, with what differs between a line and the full render of its messages."""
+        """The finding, with the difference between a line and the full render of its messages."""
         renderer = self._renderer
         expected = renderer.render(messages, tools, self._kwargs)
         if line == expected:
@@ -247,7 +246,7 @@ class _Run:
         yield retried
 
     def _injection(self) -> Finding:
-        """A user who spells every control token of the tokenizer."""
+        """A user message with every control token of the tokenizer spelled out."""
         tokenizer = self._renderer.tokenizer
         text = " ".join(tokenizer.added_spellings)
         try:
@@ -261,7 +260,7 @@ class _Run:
         return Finding(check=Check.INJECTION, conversation="user", problem=problem)
 
     def _rendered(self, messages: Sequence[Message], tools: Sequence[Tool]) -> "array[int]":
-        """The renderer's ids for messages, even with arguments that it refuses."""
+        """The renderer's ids for messages, even with arguments it refuses."""
         writer = self._renderer.writer
         sealer = writer.sealer(messages, tools, self._kwargs)
         text = writer.text(sealer, messages, tools, self._kwargs, prompt=True)
@@ -275,7 +274,8 @@ class _Run:
 
 
 def _comparable(message: Message) -> Message:
-    """A message without what a reply does not say: ids of calls, the spelling of their arguments, null or empty."""
+    """A message without the parts missing from a reply: ids of calls, the spelling of their arguments, null or
+    empty."""
     calls = tuple(ToolCall(id="", name=one.name, arguments=_canonical(one.arguments)) for one in message.tool_calls)
     return structs.replace(message, content=message.content or "", tool_calls=calls)
 
