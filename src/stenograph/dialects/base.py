@@ -1,7 +1,7 @@
-"""The interface of a dialect: all that stands between the bytes of one kind of client and the values of core. Pure.
+"""The interface of a dialect: everything between the bytes of one kind of client and the values of core. Pure.
 
 A dialect owns its paths, its decoding, the ids of its replies, whole replies, streams with their framing, and errors.
-It knows no socket and no session: a route reads and writes for it, and gives it what the session knows.
+It knows no socket and no session: a route reads and writes for it, and passes it the session's facts.
 """
 
 from array import array
@@ -29,9 +29,9 @@ Headers = Sequence[tuple[str, str]]
 
 
 class Incoming(Struct, frozen=True, kw_only=True, gc=False):
-    """A request as it came. `at` has the named groups of its path, `query` is what follows its question mark; of
-    `known`, what it begins with need not be read again. `past` are the turns of its session, None without one.
-    `headers` are raw, with names in lower case."""
+    """A request as it came. `at` has the named groups of its path, `query` is the text after its question mark; the
+    beginning of its body in common with `known` need not be read again. `past` are the turns of its session, None
+    without one. `headers` are raw, with names in lower case."""
 
     body: bytes
     at: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
@@ -42,13 +42,13 @@ class Incoming(Struct, frozen=True, kw_only=True, gc=False):
 
 
 Decoded = tuple[TurnRequest, bytes]
-"""A request, and as JSON what of it is kept in the record: `path`, `model`, `recorded` and `sent`."""
+"""A request, and its part of the record, as JSON: `path`, `model`, `recorded` and `sent`."""
 
 
 class Body(Struct, frozen=True, kw_only=True, gc=False):
-    """A whole reply as it goes out, with the headers that are its own, the content type among them.
+    """A whole reply as it goes out, with its own headers, the content type among them.
 
-    Content that may be large comes in pieces, between which the loop serves others.
+    Content that may be large comes in pieces; between them the loop serves others.
     """
 
     content: bytes | Iterator[bytes]
@@ -65,13 +65,13 @@ class Refusal:
 
 
 Refuse = Callable[[StenographError], Refusal]
-"""Writes the error of a request that no dialect has read."""
+"""Writes the error of a request not read by any dialect."""
 
 
 class StreamWriter(Protocol):
     """Writes one streamed reply. `prompts` are the ids of the request's prompts.
 
-    What may be large comes in pieces, between which the loop serves others; they are all taken before the next call.
+    Output that may be large comes in pieces; between them the loop serves others. All are taken before the next call.
     """
 
     @property
@@ -80,28 +80,28 @@ class StreamWriter(Protocol):
         ...
 
     def start(self, prompts: Sequence["array[int]"]) -> bytes | Iterator[bytes]:
-        """The events that come first."""
+        """The first events."""
         ...
 
     def pieces(self, pieces: Sequence[StreamPiece], prompts: Sequence["array[int]"]) -> bytes | Iterator[bytes]:
-        """The events for what is new; nothing if a client would see nothing of it."""
+        """The events for new output; nothing if a client would see nothing of it."""
         ...
 
     def end(self, replies: Sequence[ChatReply]) -> bytes | Iterator[bytes]:
-        """The events that come last, the terminal one included."""
+        """The last events, the terminal one included."""
         ...
 
     def alive(self, prompts: Sequence["array[int]"]) -> bytes:
         """A sign of life after a long silence.
 
-        It may come before `start`, and begin the reply itself where its events need it; `start` adds what is left then.
-        A prompt's ids are empty until they are known. Where the reply has its engine's id (`keeps_engine_id`), another
+        It may come before `start`, and begin the reply itself where its events need it; `start` adds the rest then. A
+        prompt's ids are empty until they are known. Where the reply has its engine's id (`keeps_engine_id`), another
         writer may go on from here: nothing is said of the reply then.
         """
         ...
 
     def failed(self, error: StenographError) -> bytes:
-        """The last bytes instead of `end`: the error, and nothing that says the reply is whole."""
+        """The last bytes instead of `end`: the error, without any sign of a whole reply."""
         ...
 
 
@@ -115,7 +115,7 @@ class Dialect(Protocol):
 
     @property
     def paths(self) -> Sequence[str]:
-        """Regular expressions of the paths that it takes by POST, each also below `/sessions/{id}`."""
+        """Regular expressions of its POST paths, each also below `/sessions/{id}`."""
         ...
 
     def decode(self, incoming: Incoming) -> Decoded:
@@ -123,39 +123,39 @@ class Dialect(Protocol):
         ...
 
     def steps(self, incoming: Incoming) -> "Iterator[Decoded | None] | None":
-        """The same in steps for the loop: what they do holds the GIL. None where a worker does as well."""
+        """The same in steps for the loop, because the work holds the GIL. None where a worker does as well."""
         ...
 
     def whole(self, reply_id: str, options: ReplyOptions, replies: Sequence[ChatReply], *, spelling: Spelling) -> Body:
-        """A reply to a request of this spelling that is not streamed."""
+        """A whole reply, not streamed, to a request of this spelling."""
         ...
 
     def stream(
         self, reply_id: str, options: ReplyOptions, *, created: int, spelling: Spelling, params: SamplingParams
     ) -> StreamWriter:
-        """The writer of a streamed reply to a request of this spelling, which is sampled with `params`."""
+        """The writer of a streamed reply to a request of this spelling, sampled with `params`."""
         ...
 
     def refusal(self, error: StenographError, spelling: Spelling | None, request_id: str | None = None) -> Refusal:
-        """An error; `spelling` is that of the request, None where none was read, and `request_id` the turn's, None
-        before there is one."""
+        """An error; `spelling` is the request's, None where none was read, and `request_id` the turn's, None before
+        there is one."""
         ...
 
 
 class HeldDialect(Protocol):
-    """A dialect whose replies can be asked for again, for as long as their session holds them."""
+    """A dialect with held replies: a client can ask for one again for as long as its session holds it."""
 
     def turn_of(self, reply_id: str) -> str | None:
-        """The turn that a reply's id names; None for one that no reply of this dialect has."""
+        """The turn named by a reply's id; None if the id is of no reply of this dialect."""
         ...
 
     def held(self, reply: ChatReply, request_json: bytes) -> Body:
-        """A reply that is held, written anew from the record of its request."""
+        """A held reply, written anew from the record of its request."""
         ...
 
 
 class CountDialect(Protocol):
-    """One kind of request that makes no turn: its answer is how many tokens the prompt of a chat would have."""
+    """One kind of request without a turn: its answer is the number of tokens in a chat's prompt."""
 
     @property
     def name(self) -> str:
@@ -164,11 +164,11 @@ class CountDialect(Protocol):
 
     @property
     def paths(self) -> Sequence[str]:
-        """Regular expressions of the paths that it takes by POST, each also below `/sessions/{id}`."""
+        """Regular expressions of its POST paths, each also below `/sessions/{id}`."""
         ...
 
     def decode(self, incoming: Incoming) -> ChatRequest:
-        """Read a request, as the chat whose prompt is counted. Raises CallerError, with `param` where a field is at
+        """Read a request, as the chat with the prompt to count. Raises CallerError, with `param` where a field is at
         fault."""
         ...
 
@@ -183,7 +183,7 @@ class CountDialect(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spoken:
-    """The protocols of a server: the requests that make turns, those that only count, and replies that are held."""
+    """The protocols of a server: for requests that make turns, for requests that only count, and for held replies."""
 
     turns: tuple[Dialect, ...]
     counters: tuple[CountDialect, ...] = ()

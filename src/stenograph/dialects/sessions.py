@@ -1,6 +1,6 @@
 """Bodies of the server's own routes: opening a session, asking for samples, adding an engine. Pure.
 
-Replies are dictionaries that the routes encode; the shapes of a session and its records are the miles session server's,
+Replies are dictionaries, encoded by the routes; the shapes of a session and its records are the miles session server's,
 with more in them (docs/http-api.md).
 """
 
@@ -149,7 +149,7 @@ _DETOKENIZE = msgspec.json.Decoder(Detokenize)
 _IDS: msgspec.json.Decoder[list[int]] = msgspec.json.Decoder(list[TokenIdInt])
 
 _IDS_BYTES = 64 * 1024
-"""Text of ids that is decoded at once, in half a millisecond."""
+"""Text of ids decoded at once, in half a millisecond."""
 
 MAX_METADATA_BYTES = 64 * 1024
 """Metadata stands in every sample and in every listing."""
@@ -190,7 +190,7 @@ def decode_create(body: bytes) -> tuple[CreateSession, SamplingRules | None]:
 
 
 def _check_compat(wire: CreateSession, compat: str) -> None:
-    """Raise InvalidRequest for a contract that is not known, or an option that is against it."""
+    """Raise InvalidRequest for an unknown contract, or an option against it."""
     if compat not in tuple(Compat):
         raise InvalidRequest(f"compat must be 'miles', got {shown(compat)}.", param="/compat")
     for name, given, kept in (
@@ -271,7 +271,7 @@ def decode_bulk_samples(body: bytes) -> BulkSamplesRequest:
 
 
 def check_state(state: str | None) -> None:
-    """Raise InvalidRequest for a state that there is not."""
+    """Raise InvalidRequest for an unknown state."""
     if state is not None and state not in SESSION_STATES:
         raise InvalidRequest(f"state must be one of {', '.join(SESSION_STATES)}, got {shown(state)}.", param="/state")
 
@@ -298,7 +298,7 @@ def decode_backup(body: bytes) -> BackupRequest:
 
 
 def decode_nothing(body: bytes) -> None:
-    """Read the body of a route that takes no fields: nothing, or `{}`. Raises InvalidJson or InvalidRequest."""
+    """Read the body of a route without fields: nothing, or `{}`. Raises InvalidJson or InvalidRequest."""
     if body.strip():
         decode_json(body, _NOTHING)
 
@@ -317,7 +317,7 @@ def decode_detokenize(body: bytes, *, vocab_size: int) -> "array[int]":
 
 
 def _ids(text: bytes) -> "array[int]":
-    """A JSON list of ids, decoded in pieces, because a decoder holds the GIL; as a whole if that is not what it is."""
+    """A JSON list of ids, decoded in pieces, because a decoder holds the GIL; any other text is decoded whole."""
     text = text.strip()
     ids = token_ids()
     start, end = 1, len(text) - 1

@@ -1,4 +1,4 @@
-"""The settings of dialects: which request fields are taken, and how much of an engine's reply is passed on."""
+"""The settings of dialects: the request fields to take, and how much of an engine's reply to pass on."""
 
 # ruff: noqa: RUF009  (`setting` and `computed` make dataclass fields)
 
@@ -10,7 +10,7 @@ from stenograph.core.settings import Section, choice, setting, texts
 
 
 class DialectKind(enum.StrEnum):
-    """The protocols that clients speak. OpenAI's chat and completions are one, its Responses another."""
+    """The clients' protocols. OpenAI's chat and completions are one, its Responses another."""
 
     OPENAI = "openai"
     RESPONSES = "responses"
@@ -22,7 +22,7 @@ _KINDS = tuple(DialectKind)
 
 
 class UnknownFields(enum.StrEnum):
-    """Treatment of a request field that no dialect knows."""
+    """Treatment of a request field unknown to its dialect."""
 
     REFUSE = "refuse"
     RECORD = "record"

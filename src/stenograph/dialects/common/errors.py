@@ -76,7 +76,7 @@ def error_type(kind: type[StenographError]) -> str:
 def error_body(error: StenographError, spelling: Spelling | None = None) -> bytes:
     """`{"error": {"message", "type", "code", "param"}}`; `param` is a JSON pointer where a field is to blame.
 
-    `spelling` is that of the request, None where none was read.
+    `spelling` is the request's, None where none was read.
     """
     param = error.param
     if param is None and error.blame is not None and spelling is not None:
@@ -92,7 +92,7 @@ def error_body(error: StenographError, spelling: Spelling | None = None) -> byte
 
 
 def _message(error: StenographError, spelling: Spelling | None) -> str:
-    """The error's message, with the names of the client's fields; a short context in the words that SDKs look for."""
+    """The error's message, with the names of the client's fields; a short context in the words expected by SDKs."""
     if isinstance(error, GrammarBesideCall):
         grammar = _field(spelling, Blame(RequestPart.GRAMMAR)) or "A grammar"
         return f"{grammar} cannot be combined with a forced tool call."
@@ -114,7 +114,7 @@ def _context_message(error: ContextLengthExceeded, what: str) -> str:
 
 
 def _field(spelling: Spelling | None, blame: Blame) -> str | None:
-    """The field that a part of the request is in."""
+    """The field of a part of the request."""
     pointer = None if spelling is None else spelling.pointer(blame)
     return None if pointer is None else pointer.split("/")[1]
 
@@ -137,7 +137,7 @@ def refusal_in_miles(error: StenographError) -> Refusal:
 
 
 def refusal_of(compat: Compat | None) -> Refuse:
-    """The writer of errors of requests that no dialect has read, under the contract of a server."""
+    """The writer of errors of requests not read by any dialect, under the contract of a server."""
     return refusal_in_miles if compat is Compat.MILES else refusal
 
 
@@ -147,7 +147,7 @@ def miles_body(error: StenographError) -> bytes:
 
 
 def _miles_message(error: StenographError) -> str:
-    """The error's text, which begins as miles' own where its clients look for that."""
+    """The error's text, with miles' own beginning where its clients look for that."""
     match error:
         case SessionNotFound():
             return f"session not found: session_id={error.session_id}"
@@ -165,7 +165,7 @@ def _miles_message(error: StenographError) -> str:
 
 
 def error_headers(error: StenographError) -> list[tuple[str, str]]:
-    """Headers that tell a client whether to try again: `x-should-retry` for the SDKs, `retry-after` in seconds.
+    """Headers to tell a client whether to try again: `x-should-retry` for the SDKs, `retry-after` in seconds.
 
     A 405 lists the methods in `allow`. Source: RFC 9110, section 15.5.6.
     """

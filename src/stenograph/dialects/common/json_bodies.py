@@ -1,7 +1,7 @@
 """JSON bodies to typed structs, with errors that point at the field to blame. Pure.
 
-Owns how large a request's list of messages may be, and each message in it; a list is decoded in portions, because a
-decoder holds the GIL for what it is given at once. Knows no dialect's fields but `messages`.
+Owns the size limits of a request's list of messages, and of each message in it; a list is decoded in portions, because
+a decoder holds the GIL for the whole of its input. Knows no dialect's fields but `messages`.
 """
 
 import re
@@ -20,7 +20,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 Known = Iterable[str] | Callable[[str], Iterable[str]]
-"""The names that an object may have: of the whole value, or by the JSON pointer of the object that is to blame."""
+"""The names open to an object: of the whole value, or by the JSON pointer of the object to blame."""
 
 OTHER_WORDS: Mapping[str, str] = MappingProxyType(
     {
@@ -38,7 +38,7 @@ OTHER_WORDS: Mapping[str, str] = MappingProxyType(
 """Other servers' names for our fields."""
 
 MAX_MESSAGES = 32768
-"""A decoder and a template hold the GIL for what they are given at once, so a conversation has a limit."""
+"""A decoder and a template hold the GIL for the whole of their input, so a conversation has a limit."""
 
 MAX_REST_BYTES = 2 * 2**20
 """Size limit of a request without its messages. Tools and arguments become objects, are looked into and rendered."""
@@ -60,7 +60,7 @@ _MISSING = re.compile(r"^Object missing required field `(?P<name>.*?)`")
 
 
 def check_utf8(body: bytes) -> None:
-    """Raise InvalidJson unless the whole body is UTF-8: msgspec does not look into strings that it skips."""
+    """Raise InvalidJson unless the whole body is UTF-8: msgspec does not look into skipped strings."""
     if body.isascii():  # four times as fast, and makes no copy
         return
     start, view = 0, memoryview(body)
@@ -77,7 +77,7 @@ _LIST = msgspec.json.Decoder(list[Raw])
 
 
 def type_at(body: bytes, steps: Iterable[str]) -> str | None:
-    """The `type` of the object that these steps of a JSON pointer lead to; None if there is none, or it is no text."""
+    """The `type` of the object at these steps of a JSON pointer; None if there is none, or it is no text."""
     value: bytes | Raw = body
     try:
         for step in steps:
@@ -91,7 +91,7 @@ def type_at(body: bytes, steps: Iterable[str]) -> str | None:
 def decode_json(body: bytes, decoder: "msgspec.json.Decoder[T]", *, known: Known = ()) -> T:
     """Decode `body` into the decoder's type.
 
-    Raises InvalidJson for what is not JSON, InvalidRequest with a JSON pointer for JSON of another shape; an unknown
+    Raises InvalidJson for anything but JSON, InvalidRequest with a JSON pointer for JSON of another shape; an unknown
     field is named together with the nearest of `known`.
     """
     check_utf8(body)
@@ -106,9 +106,9 @@ def decode_part(
     known: Known = (),
     first: int = 0,
 ) -> T:
-    """Decode a part of a body that has passed `check_utf8`; `at` is its JSON pointer. Raises as `decode_json`.
+    """Decode a part of a body after `check_utf8`; `at` is its JSON pointer. Raises as `decode_json`.
 
-    Of a list that begins in the middle, `first` is the index of its first element.
+    For a list from the middle of another, `first` is the index of its first element.
     """
     try:
         return convert_errors(decoder.decode, raw, at=at, known=known)
@@ -120,7 +120,7 @@ def decode_part(
 
 
 def convert_errors(decode: Callable[[S], T], text: S, *, at: str, known: Known = ()) -> T:
-    """Decode a text and translate what msgspec raises; the one place that does. Raises as `decode_part`."""
+    """Decode a text and translate msgspec's errors, in this one place. Raises as `decode_part`."""
     try:
         return decode(text)
     except msgspec.ValidationError as error:
@@ -137,9 +137,9 @@ def shown(text: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str], *, other_words: Mapping[str, str] = MappingProxyType({})) -> str:
-    """` Did you mean 'x'?`, or nothing if no known name is clearly the one that was meant.
+    """` Did you mean 'x'?`, or nothing if no known name was clearly meant.
 
-    `other_words` are names that elsewhere are used for known ones.
+    `other_words` are names used elsewhere for known ones.
     """
     names = list(known)
     meant = other_words.get(name)
@@ -171,7 +171,7 @@ def _known_in(known: Known, pointer: str) -> Iterable[str]:
 
 
 def _pointer(path: str) -> str:
-    """`.a[1].b` to `/a/1/b`. A `[...]` hides a key that msgspec does not name: the pointer stops before it."""
+    """`.a[1].b` to `/a/1/b`. A `[...]` hides a key not named by msgspec: the pointer stops before it."""
     steps: list[str] = []
     for step in _STEP.finditer(path):
         if step["index"] == "...":
@@ -188,11 +188,11 @@ ENGINES_NAMES = {
     "separates_reasoning": "separate_reasoning",
     "tokens_as_ids": "return_tokens_as_token_ids",
 }
-"""OpenAI's names, vLLM's and SGLang's, of fields that have another one here."""
+"""The names of fields in OpenAI, vLLM and SGLang, where they differ from ours."""
 
 
 def pointer_to(*steps: str | int | None) -> str:
-    """The JSON pointer of these steps, without those that are None."""
+    """The JSON pointer of these steps, without the None ones."""
     return "".join(f"/{escaped(str(step))}" for step in steps if step is not None)
 
 
@@ -208,7 +208,7 @@ class OnlyMessages(msgspec.Struct):
 
 
 class OnlyContents(msgspec.Struct, rename={"messages": "contents"}):
-    """The same of a body that calls them contents."""
+    """The same of a body with its messages under `contents`."""
 
     messages: Raw
 
@@ -243,7 +243,7 @@ def wire_messages(
 ) -> Iterator[T]:
     """Decode a list of messages, a large one some at a time. Raises InvalidJson or InvalidRequest, with a JSON pointer.
 
-    `check_parts` refuses a message, by its pointer, that has more parts than it may. The list is `at` this pointer.
+    `check_parts` refuses a message, by its pointer, if it has too many parts. The list is `at` this pointer.
     """
     if len(memoryview(text)) < _SMALL_BYTES:
         return iter(convert_errors(decoder.decode, text, at=at, known=known))
@@ -274,7 +274,7 @@ def may_have_many(raw: Raw) -> bool:
 
 
 def portions(raws: list[Raw]) -> Iterator[tuple[int, int]]:
-    """Stretches [start, end) of so many messages as are decoded at once; one that is long by itself is alone."""
+    """Stretches [start, end) of messages to decode at once; a long message is alone."""
     start = num_bytes = 0
     for index, raw in enumerate(raws):
         size = len(memoryview(raw))

@@ -1,4 +1,4 @@
-"""Parts of replies that several protocols have. Pure."""
+"""Parts of replies common to several protocols. Pure."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
@@ -13,15 +13,15 @@ from stenograph.core.types import Chunk, FinishReason, TopLogprob
 from stenograph.dialects.base import Body
 
 TokenText = Callable[[int], str]
-"""One token as text, for a person; bytes that are no UTF-8 by themselves are U+FFFD."""
+"""One token as text, for a person; bytes outside UTF-8 by themselves are U+FFFD."""
 
 
 FINISH_HEADER = "x-stenograph-finish"
-"""The header that tells an aborted reply from one that was cut, in a protocol that has no word for it."""
+"""The header to tell an aborted reply from a cut one, in a protocol without a word for it."""
 
 
 def json_body(content: bytes | Iterator[bytes], reply: ChatReply | None = None) -> Body:
-    """JSON as an answer's body; of a `reply` that was aborted with the header that says so."""
+    """JSON as an answer's body; of an aborted `reply`, with the header that says so."""
     is_aborted = reply is not None and reply.sampled.finish.reason is FinishReason.ABORT
     aborted = [(FINISH_HEADER, "abort")] if is_aborted else []
     return Body(content=content, headers=[("content-type", "application/json"), *aborted])
@@ -44,7 +44,7 @@ class Drawn(Protocol):
 
 
 ROWS_AT_ONCE = 512
-"""Tokens whose logprobs are written at once: 5 µs each."""
+"""Tokens with logprobs written at once: 5 µs each."""
 
 
 def row_slices(drawn: Drawn) -> Iterator[slice]:
@@ -54,7 +54,7 @@ def row_slices(drawn: Drawn) -> Iterator[slice]:
 
 
 def parts_of(piece: StreamPiece) -> list[StreamPiece]:
-    """A piece as several, of chunks that have at most about ROWS_AT_ONCE tokens together: the first has the text."""
+    """A piece as several, with chunks of at most about ROWS_AT_ONCE tokens together: the first has the text."""
     parts: list[list[Chunk]] = [[]]
     num_tokens = 0
     for chunk in piece.chunks:

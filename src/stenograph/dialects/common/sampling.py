@@ -1,6 +1,6 @@
-"""Reads the fields of requests that several protocols have. Pure.
+"""Reads the request fields common to several protocols. Pure.
 
-Owns sampling parameters, grammars, what is recorded and what is refused. Knows neither messages nor prompts.
+Owns sampling parameters, grammars, and the recording and refusal of fields. Knows neither messages nor prompts.
 """
 
 import re
@@ -35,7 +35,7 @@ _OBJECT = msgspec.json.Decoder(dict[str, Raw])
 _SCHEMA = msgspec.json.Decoder(dict[str, object])
 _EBNF_RULE = re.compile(r"^\s*[\w<>-]+\s*::=", re.MULTILINE)
 _TYPES = {"response_format": ("text", "json_object", "json_schema"), "tool_choice": ("function",)}
-"""Fields that are objects of several types, and the types that are known."""
+"""Fields with objects of several types, and the known types."""
 _HOW_TO_RECORD = "A server that is started with --unknown-fields record takes such fields and only records them."
 _LONGEST_NEUTRAL = 32
 _OTHER_NAMES = {
@@ -44,13 +44,13 @@ _OTHER_NAMES = {
     "include_stop_str_in_output": "no_stop_trim",
     "routed_dp_rank": "data_parallel_rank",
 }
-"""Fields of which each engine has a name of its own; the second may be sent in the place of the first."""
+"""Fields with a name of its own in each engine; the second may be sent in the place of the first."""
 _ONE_NAME = (
     *("temperature", "top_p", "top_k", "min_p", "ignore_eos"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
 _TWO_NAMES = ("seed", "min_tokens")
-"""Sampling parameters under the names that they have here."""
+"""Sampling parameters under their names here."""
 NOT_SAMPLING = frozenset(
     {
         *(
@@ -67,7 +67,7 @@ NOT_SAMPLING = frozenset(
         *("input", "instructions", "previous_response_id", "include"),
     }
 )
-"""Honoured fields that do not say how a reply is sampled, or that a record has in another place."""
+"""Honoured fields without a say in how a reply is sampled, or with another place in a record."""
 _ROUTING = (
     *("priority", "routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank"),
     *("bootstrap_host", "bootstrap_port", "bootstrap_room"),
@@ -81,9 +81,9 @@ _MAX_BIASES = 10_000
 def decode_fields(
     body: bytes, decoder: "msgspec.json.Decoder[W]", rules: FieldRules, unknown_fields: UnknownFields
 ) -> tuple[W, dict[str, str]]:
-    """Read a body, and what of it is recorded, as JSON text by name.
+    """Read a body and its recorded fields, as JSON text by name.
 
-    Raises InvalidJson or InvalidRequest, with a JSON pointer: another shape, or a field that is refused.
+    Raises InvalidJson or InvalidRequest, with a JSON pointer: another shape, or a refused field.
     """
     wire, recorded = decode_by_rules(body, decoder, rules, unknown_fields, blame_type=_blame_type)
     if wire.n not in (None, 1):
@@ -103,10 +103,10 @@ def decode_by_rules(
     *,
     blame_type: Callable[[bytes, InvalidRequest], None],
 ) -> tuple[S, dict[str, str]]:
-    """Read a body of any dialect, and what of it is recorded, as JSON text by name.
+    """Read a body of any dialect and its recorded fields, as JSON text by name.
 
-    `blame_type` raises if what an error points into is of a type that is not known, which is then what is wrong.
-    Raises InvalidJson or InvalidRequest, with a JSON pointer: another shape, or a field that is refused.
+    `blame_type` raises if an error points into an object of an unknown type: then the type is the fault. Raises
+    InvalidJson or InvalidRequest, with a JSON pointer: another shape, or a refused field.
     """
     extra: dict[str, str] = {}
     if unknown_fields is UnknownFields.RECORD:
@@ -128,7 +128,7 @@ def decode_by_rules(
 
 
 def _is_neutral(name: str, value: Raw) -> bool:
-    """Whether a refused field has a value that asks for nothing."""
+    """Whether the value of a refused field asks for nothing."""
     text = bytes(value)
     if len(text) > _LONGEST_NEUTRAL:
         return False
@@ -140,8 +140,8 @@ def _is_neutral(name: str, value: Raw) -> bool:
 
 
 def _blame_type(body: bytes, error: InvalidRequest) -> None:
-    """Raise InvalidRequest if what the error points into is of a type that is not known: it has fields of its own, and
-    those are not what is wrong with it."""
+    """Raise InvalidRequest if the error points into an object of an unknown type: it has fields of its own, and they
+    are not the fault."""
     field = (error.param or "/").split("/")[1]
     known = _TYPES.get(field)
     if known is None:
@@ -155,14 +155,14 @@ def _blame_type(body: bytes, error: InvalidRequest) -> None:
 
 
 def unknown_type(field: str, kind: str) -> InvalidRequest:
-    """The error of a field whose objects are told apart by their type, for one that is not known."""
+    """The error for an unknown type, in a field with objects told apart by their type."""
     *others, last = map(repr, _TYPES[field])
     named = f"{', '.join(others)} or {last}" if others else last
     return InvalidRequest(f"{field}.type must be {named}, got {shown(kind)}.", param=f"/{field}/type")
 
 
 def _recorded_of_stream(wire: WireSampling) -> dict[str, str]:
-    """Fields of `stream_options` that are recorded and change nothing."""
+    """Fields of `stream_options` to record; they change nothing."""
     padding = None if wire.stream_options is None else wire.stream_options.include_obfuscation
     if padding is None:
         return {}
@@ -177,12 +177,12 @@ def _without_unknown(body: bytes, rules: FieldRules) -> tuple[bytes, dict[str, s
 
 
 def is_given(value: object) -> bool:
-    """Whether a field that is not looked into was sent; `null` means absent."""
+    """Whether an uninspected field was sent; `null` means absent."""
     return value is not UNSET and not (isinstance(value, Raw) and bytes(value) == b"null")
 
 
 def sent_sampling(wire: msgspec.Struct) -> dict[str, str]:
-    """The sampling fields that a client sent, as JSON text by the client's names; `null` means absent."""
+    """The client's sampling fields, as JSON text by the client's names; `null` means absent."""
     values = {name: getattr(wire, name) for name in wire.__struct_fields__ if name not in NOT_SAMPLING}
     return {
         name: msgspec.json.encode(value).decode()
@@ -203,14 +203,14 @@ def request_json(path: str, model: str | None, recorded: Mapping[str, str], sent
 
 
 class Constraint(NamedTuple):
-    """A grammar that a request asks for, and the field that it came from."""
+    """A requested grammar, and the field it came from."""
 
     grammar: Grammar | None
     param: str
 
 
 class ReadSampling(NamedTuple):
-    """Sampling parameters, the fields of them that the client gave, and where their grammar came from."""
+    """Sampling parameters, the ones given by the client, and the source of their grammar."""
 
     params: SamplingParams
     said: frozenset[str]
@@ -228,8 +228,8 @@ def sampling_params(
 ) -> ReadSampling:
     """The sampling parameters of a request. Raises InvalidRequest with a JSON pointer.
 
-    What the routes have other names for is given, under the names that the client gave it. `constraint` is a grammar
-    that comes from a field of the route's own.
+    Parameters with other names in the routes are passed in, with the client's names for them. `constraint` is a grammar
+    from a field of the route's own.
     """
     given: dict[str, object] = {name: value for name in _ONE_NAME if (value := getattr(wire, name)) is not None}
     given |= {name: value for name in _TWO_NAMES if (value := _either(wire, name)) is not None}
@@ -271,7 +271,7 @@ def _either(wire: WireSampling, name: str) -> object:
 
 
 def other_names(wire: WireSampling) -> dict[str, str]:
-    """The names under which the client gave a field that has several, by its first one."""
+    """The names under which the client gave a field with several, by its first one."""
     return {
         name: other
         for name, other in _OTHER_NAMES.items()
@@ -280,7 +280,7 @@ def other_names(wire: WireSampling) -> dict[str, str]:
 
 
 def text_view(wire: WireSampling, *, separates_reasoning: bool = True) -> TextView:
-    """The request's text view. Raises InvalidRequest: spaces that no token stands for."""
+    """The request's text view. Raises InvalidRequest: spaces without a token."""
     skips_special = wire.skip_special_tokens is not False
     if wire.spaces_between_special_tokens and not skips_special:
         raise InvalidRequest(
@@ -366,7 +366,7 @@ def reply_options(wire: WireSampling, *, logprobs: bool) -> ReplyOptions:
 
 
 def _constraint(wire: WireSampling, own: Constraint | None) -> Constraint:
-    """The one grammar that a request asks for, whichever way it does. Raises InvalidRequest for more than one."""
+    """The one grammar of a request, in whichever way it asks for one. Raises InvalidRequest for more than one."""
     found = [*(() if own is None else (own,)), *_constraints(wire)]
     if len(found) > 1:
         names = [one.param.split("/")[1] for one in found[:2]]
@@ -441,7 +441,7 @@ def _schema(wire: Mapping[str, object] | str, at: str) -> Constraint:
 
 
 def schema_grammar(schema: Mapping[str, object], at: str) -> Grammar:
-    """The grammar of a JSON Schema. Raises InvalidRequest for one that nests too deeply."""
+    """The grammar of a JSON Schema. Raises InvalidRequest for one nested too deeply."""
     check_depth(schema, at=at)
     return Grammar(kind=GrammarKind.JSON_SCHEMA, source=msgspec.json.encode(schema).decode())
 

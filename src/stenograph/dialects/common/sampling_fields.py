@@ -1,4 +1,4 @@
-"""Fields of requests that several protocols have: the structs, and the rule of each field."""
+"""Request fields common to several protocols: the structs, and the rule of each field."""
 
 import enum
 from collections.abc import Mapping
@@ -15,9 +15,9 @@ def in_schema(**schema: object) -> Meta:
 
 
 Unread = Raw | UnsetType
-"""A field that is dropped, or that is refused; its value is not looked at."""
+"""A dropped or refused field; its value is not looked at."""
 Recorded = Annotated[Unread, in_schema(description="Recorded; it has no effect.")]
-"""A field that is kept in the record as it came."""
+"""A field kept in the record as it came."""
 
 NotBlank = Annotated[str, in_schema(pattern=r"\S")]
 Choices = Annotated[list[Annotated[str, in_schema(minLength=1)]], in_schema(minItems=1)]
@@ -191,8 +191,8 @@ REFUSED: dict[str, str] = {
 }
 
 NEUTRAL: tuple[object, ...] = (False,)
-"""Values beside null that a refused field may have, because they ask for nothing; fields for which they ask for
-something are in `NEUTRAL_OF`."""
+"""Values beside null with which a refused field asks for nothing; fields for which these ask for something are in
+`NEUTRAL_OF`."""
 
 NEUTRAL_OF: dict[str, tuple[object, ...]] = {
     "length_penalty": (1, 1.0),
@@ -215,9 +215,9 @@ NEUTRAL_OF: dict[str, tuple[object, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldRules:
-    """The top-level fields of one route's requests, in order, and what is done with each; `refused` says why.
+    """The top-level fields of one route's requests, in order, and the treatment of each; `refused` has the reasons.
 
-    `accepted` are the names that a request may use.
+    `accepted` are the names open to a request.
     """
 
     names: tuple[str, ...]
@@ -235,7 +235,7 @@ class FieldRules:
 def field_rules(
     struct: type[msgspec.Struct], *, refused: Mapping[str, str], as_all: Mapping[str, str] = REFUSED
 ) -> FieldRules:
-    """The rules of a route: its struct's fields, and why it refuses those that it refuses `as_all` do and its own."""
+    """The rules of a route: its struct's fields, and the reasons for its refusals, those of `as_all` and its own."""
     fields = msgspec.structs.fields(struct)
     all_refused = {**as_all, **refused}
     return FieldRules(

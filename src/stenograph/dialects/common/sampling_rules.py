@@ -25,7 +25,7 @@ _NAMES = WireSamplingValues.__struct_fields__
 
 
 def decode_rules(text: bytes) -> SamplingRules:
-    """Read rules that are a JSON text of their own. Raises InvalidJson or InvalidRequest, with a JSON pointer."""
+    """Read rules from a JSON text of their own. Raises InvalidJson or InvalidRequest, with a JSON pointer."""
     try:
         wire = decode_json(text, _RULES)
     except InvalidRequest as error:
@@ -35,12 +35,12 @@ def decode_rules(text: bytes) -> SamplingRules:
 
 
 def sampling_rules(wire: WireSamplingRules, *, at: str) -> SamplingRules:
-    """The rules that are at a JSON pointer. Raises InvalidRequest as the chat route does, with the value's pointer."""
+    """The rules at a JSON pointer. Raises InvalidRequest as the chat route does, with the value's pointer."""
     return SamplingRules(default=_values(wire.default, f"{at}/default"), force=_values(wire.force, f"{at}/force"))
 
 
 def _values(wire: WireSamplingValues | None, at: str) -> dict[str, object]:
-    """The values by the names of `SamplingParams`, which are these names too."""
+    """The values by the names of `SamplingParams`; these are the same names."""
     if wire is None:
         return {}
     request = WireSampling(**msgspec.structs.asdict(wire))
@@ -59,7 +59,7 @@ def _values(wire: WireSamplingValues | None, at: str) -> dict[str, object]:
 
 
 def name_known(error: InvalidRequest, *, at: str) -> None:
-    """Raise InvalidRequest with the names that there are, if the error is of an unknown name in the rules at `at`."""
+    """Raise InvalidRequest with the known names, if the error is of an unknown name in the rules at `at`."""
     param = error.param or ""
     if not param.startswith(f"{at}/"):
         return

@@ -1,6 +1,6 @@
-"""Template input from a client, in any dialect: arguments, and the functions that the model may call. Pure.
+"""Template input from a client, in any dialect: arguments, and the functions open to the model. Pure.
 
-One function has one text, whatever dialect it came in: a session that goes on in another has the same prompt.
+One function has one text in every dialect: a session that goes on in another has the same prompt.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from stenograph.core.json_shape import num_levels
 from stenograph.core.messages import Tool
 
 RESERVED = ("messages", "tools", "add_generation_prompt", "strftime_now")
-"""Arguments that the server alone gives."""
+"""Arguments set by the server alone."""
 
 TemplateKwargs = Annotated[
     dict[str, object],
@@ -26,7 +26,7 @@ TemplateKwargs = Annotated[
 """`chat_template_kwargs` of a request. `check_template_kwargs` checks it after decoding."""
 
 MAX_DEPTH = 64
-"""Deepest nesting of a JSON value from a client: deeper than any schema that people write, far from any stack's end."""
+"""Deepest nesting of a JSON value from a client: deeper than any schema written by people, far from any stack's end."""
 
 
 MAX_VALUES = 16384
@@ -34,7 +34,7 @@ MAX_VALUES = 16384
 
 
 def check_template_kwargs(kwargs: Mapping[str, object], *, at: str) -> None:
-    """Raise InvalidRequest for an argument that the server alone gives, for nesting too deeply, or too many values."""
+    """Raise InvalidRequest for an argument reserved to the server, for nesting too deeply, or too many values."""
     for name in RESERVED:
         if name in kwargs:
             raise InvalidRequest(f"The server sets {name!r}; leave it out.", param=f"{at}/{name}")
@@ -56,7 +56,7 @@ def check_depth(value: object, *, at: str) -> int:
 
 
 def check_json_depth(text: bytes | Raw, *, at: str) -> None:
-    """The same of a value as JSON, which is not decoded: one of many megabytes would keep the GIL for long."""
+    """The same of a value as JSON, without decoding it: one of many megabytes would keep the GIL for long."""
     if num_levels(text) > MAX_DEPTH:
         raise InvalidRequest(f"The value is nested deeper than {MAX_DEPTH} levels.", param=at)
 
@@ -77,7 +77,7 @@ def function_tool(
 ) -> Tool:
     """The tool of a function, as OpenAI writes it and templates show it.
 
-    Raises InvalidRequest for parameters that nest too deeply; they are `at` this pointer.
+    Raises InvalidRequest for parameters nested too deeply; they are `at` this pointer.
     """
     check_depth(parameters, at=at)
     function: dict[str, object] = {"name": name}
