@@ -1,7 +1,7 @@
 """Messages of Anthropic's clients as messages of core, block by block. Pure.
 
-One message may become several: each result of a user's message is one, and so is each stretch of text between them.
-What stands before a reply maps the same, whatever follows that reply.
+One message may become several: each result of a user's message is one, and so is each stretch of text between them. The
+messages before a reply map the same with any continuation after it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ from stenograph.dialects.anthropic.spelling import signed_request
 from stenograph.dialects.common.json_bodies import MAX_ARGUMENTS_CHARS, MAX_PARTS, nearest, shown, type_at
 
 TOOL_REFERENCE = "tool-reference"
-"""The name in records of the rewrite that shows a deferred tool."""
+"""The name in records of the rewrite to show a deferred tool."""
 
 _ROLES = {str(role): role for role in (Role.USER, Role.ASSISTANT, Role.SYSTEM)}
 _BLOCKS: Mapping[Role, tuple[type[WireBlock], ...]] = {
@@ -41,11 +41,11 @@ _LIST = msgspec.json.Decoder(list[Raw])
 
 @dataclass(slots=True)
 class ReadMessages:
-    """The messages that were read, with the pointer of each, and what was found in them on the way.
+    """The messages read so far, with the pointer of each, and findings on the way.
 
-    `references` are the names of the tools that results refer to, in order; `failed` the calls whose results are
-    errors, of those after the last reply. `system_blocks` are those that the first message was joined of, if it is the
-    system's; `replies_of` the requests that signatures name.
+    `references` are the names of tools in results, in order; `failed` the calls with an error as their result, among
+    the results after the last reply. `system_blocks` are the blocks of the first message, if it is the system's;
+    `replies_of` the requests named by signatures.
     """
 
     messages: list[Message] = field(default_factory=list[Message])
@@ -63,7 +63,7 @@ class ReadMessages:
 
 
 class BlockReader:
-    """Reads one request's messages; `tools` are all that the request declares, by name."""
+    """Reads one request's messages; `tools` are all its declared tools, by name."""
 
     def __init__(self, tools: Mapping[str, Tool]) -> None:
         self.read = ReadMessages()
@@ -209,7 +209,7 @@ def _check_blocks(role: Role, blocks: Sequence[WireBlock], at: str) -> None:
 
 
 class _Content(msgspec.Struct):
-    """The blocks of a message or of a result, of which a client may make as many as it likes."""
+    """The blocks of a message or of a result; a client may make any number of them."""
 
     content: Raw = Raw(b"null")
 
@@ -239,9 +239,9 @@ def _blocks(raw: Raw) -> Iterator[Raw]:
 
 
 def blame_block_type(body: bytes, error: InvalidRequest) -> None:
-    """Raise UnrenderableMessage if what the error points into is a block of a type that cannot be shown.
+    """Raise UnrenderableMessage if the error points into a block of a type that cannot be shown.
 
-    Such a block has fields of its own, which are not what is wrong with it.
+    Such a block has fields of its own, and they are not the fault.
     """
     steps: tuple[str, ...]
     match (error.param or "").split("/")[1:]:

@@ -60,7 +60,7 @@ class MessagesDialect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountTokensDialect:
-    """Requests for the number of tokens that a request to Messages would have as its prompt."""
+    """Requests for the length, in tokens, of the prompt of a request to Messages."""
 
     unknown_fields: UnknownFields
     name: str = MESSAGES

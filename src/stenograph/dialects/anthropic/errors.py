@@ -1,6 +1,6 @@
 """Errors as Anthropic writes them. Pure.
 
-The wording of two of them is what its clients act on: Claude Code lowers `max_tokens` by one, and stops at the other.
+Its clients act on the wording of two of them: Claude Code lowers `max_tokens` by one, and stops at the other.
 """
 
 from typing import Literal, TypedDict
@@ -48,7 +48,7 @@ def messages_error_type(status: int) -> str:
 
 
 def messages_error(error: StenographError, spelling: Spelling | None, request_id: str | None = None) -> bytes:
-    """An error's body. `spelling` is that of the request, None where none was read."""
+    """An error's body. `spelling` is the request's, None where none was read."""
     param = error.param
     if param is None and error.blame is not None and spelling is not None:
         param = spelling.pointer(error.blame)
@@ -78,7 +78,7 @@ def _context_message(error: ContextLengthExceeded) -> str:
 
 
 def messages_refusal(error: StenographError, spelling: Spelling | None, request_id: str | None = None) -> Refusal:
-    """An error before anything was sent. That of an engine has its status, and the engine's words in its message."""
+    """An error before anything was sent. An engine's error has its status, and the engine's words in its message."""
     theirs = error.headers if isinstance(error, UpstreamRefused) else ()
     ours = [("content-type", "application/json"), *error_headers(error)]
     named = {name for name, _ in ours}

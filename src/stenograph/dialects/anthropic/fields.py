@@ -1,4 +1,4 @@
-"""Fields of an Anthropic Messages request: the structs that are decoded, and the rule of each top-level field.
+"""Fields of an Anthropic Messages request: the decoded structs, and the rule of each top-level field.
 
 docs/http-api.md lists the same fields by the same rules; a test compares them.
 """
@@ -195,7 +195,7 @@ _SERVERS_OWN = (
     *("input_ids", "prompt_token_ids", "return_meta_info", "return_hidden_states", "return_routed_experts"),
     *("rid", "request_id"),
 )
-"""Fields that no client may set, on any route."""
+"""Fields reserved to the server, on any route."""
 
 MESSAGES_FIELDS = field_rules(
     WireMessagesRequest,
@@ -212,7 +212,7 @@ MESSAGES_FIELDS = field_rules(
 
 
 def names_in_params(pointer: str) -> tuple[str, ...]:
-    """The fields that the object at a pointer into the messages may have, for hints."""
+    """The allowed fields of the object at a pointer into the messages, for hints."""
     match pointer.split("/")[1:]:
         case ["messages", _]:
             return ("role", "content")

@@ -1,7 +1,7 @@
 """Anthropic's Messages, replies: `ChatReply` and stream pieces to bytes. Pure.
 
 Blocks come in the order thinking, text, calls, whole or streamed. Calls are sent at the end of a stream, whole: so no
-text comes after one, and no client acts on a call that is not committed.
+text comes after one, and no client acts on an uncommitted call.
 """
 
 from array import array
@@ -71,7 +71,7 @@ class MessagesReply(TypedDict):
 
 
 def encode_message(reply: ChatReply, options: ReplyOptions, model: str, spelling: Spelling) -> bytes | Iterator[bytes]:
-    """The body of a reply that is not streamed; in pieces if it is long."""
+    """The body of a whole reply; in pieces if it is long."""
     stop = _stop_of(reply, spelling)
     body: MessagesReply = {
         "id": reply.id,
@@ -91,7 +91,7 @@ def encode_message(reply: ChatReply, options: ReplyOptions, model: str, spelling
 
 
 def blocks_of(message: Message, reply_id: str, spelling: Spelling) -> list[RepliedBlock]:
-    """A reply's blocks. One that shows nothing has an empty text."""
+    """A reply's blocks. A reply with nothing to show has an empty text."""
     blocks: list[RepliedBlock] = []
     if message.reasoning:
         text = "" if _omits_thinking(spelling) else message.reasoning
@@ -105,7 +105,7 @@ def blocks_of(message: Message, reply_id: str, spelling: Spelling) -> list[Repli
 
 
 def _calls(calls: Sequence[ToolCall]) -> tuple[list[RepliedBlock], str]:
-    """Calls as blocks, and as text those whose arguments are no object: an engine that parses replies lets them by."""
+    """Calls as blocks; those with arguments that are no object, as text: an engine's own parser lets them by."""
     blocks: list[RepliedBlock] = []
     texts: list[str] = []
     for call in calls:

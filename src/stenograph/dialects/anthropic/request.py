@@ -34,7 +34,7 @@ from stenograph.dialects.common.template_input import check_depth, check_templat
 from stenograph.dialects.settings import UnknownFields
 
 DEFERRED_TOOL = "deferred-tool"
-"""The name in records of the rewrite that leaves deferred tools out of the prompt."""
+"""The name in records of the rewrite to leave deferred tools out of the prompt."""
 
 
 class _Edit(msgspec.Struct):
@@ -45,7 +45,7 @@ class _Edit(msgspec.Struct):
 
 
 class _Edits(msgspec.Struct):
-    """`context_management`; what else is in it has no effect."""
+    """`context_management`; its other fields have no effect."""
 
     edits: list[_Edit] | None = None
 
@@ -59,7 +59,7 @@ _AS_CHAT = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "stop_token_ids", "ignore_eos", "logit_bias"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty"),
 )
-"""Sampling fields that mean what they mean in a chat."""
+"""Sampling fields with the same meaning as in a chat."""
 
 _RECORDED_HEADERS = (b"anthropic-beta", b"anthropic-version")
 
@@ -73,8 +73,8 @@ def decode_messages(
 ) -> ChatRequest:
     """Read a request. Raises InvalidJson, InvalidRequest or UnrenderableMessage, with a JSON pointer.
 
-    One that `only_counts` needs no `max_tokens`, and may end with a reply. Of the `headers` those are recorded that
-    choose a version of the protocol.
+    One that `only_counts` needs no `max_tokens`, and may end with a reply. Of the `headers`, only those for choosing a
+    version of the protocol are recorded.
     """
     check_rest(body)
     try:
@@ -128,7 +128,7 @@ def decode_messages(
 
 
 def _check(wire: WireMessagesRequest, messages: Sequence[Message], *, only_counts: bool) -> None:
-    """Raise InvalidRequest for what the struct cannot refuse."""
+    """Raise InvalidRequest for values the struct cannot refuse."""
     if not messages or all(message.role is Role.SYSTEM for message in messages):
         raise InvalidRequest("messages is empty: a conversation has at least one message.", param="/messages")
     _check_edits(wire.context_management)
@@ -144,7 +144,7 @@ def _check(wire: WireMessagesRequest, messages: Sequence[Message], *, only_count
 
 
 def _check_edits(raw: "Raw | msgspec.UnsetType") -> None:
-    """Raise InvalidRequest for an edit that would take something out of the conversation."""
+    """Raise InvalidRequest for an edit to take something out of the conversation."""
     if not isinstance(raw, Raw) or bytes(raw) == b"null":
         return
     try:
@@ -178,7 +178,7 @@ def _unknown_tool_type(kind: str, index: int) -> InvalidRequest:
 
 
 def _blame_unknown_type(body: bytes, error: InvalidRequest) -> None:
-    """Raise InvalidRequest if what the error points into is a tool of another type: its fields are others too."""
+    """Raise InvalidRequest if the error points into a tool of another type: its fields are others too."""
     blame_block_type(body, error)
     match (error.param or "").split("/")[1:]:
         case ["tools", index, *_] if index.isdigit():
@@ -195,7 +195,7 @@ def _blame_unknown_type(body: bytes, error: InvalidRequest) -> None:
 
 
 def _beside_the_fields(headers: Iterable[tuple[bytes, bytes]], failed: Sequence[str]) -> dict[str, str]:
-    """The headers that are recorded and the ids of the calls that failed, as JSON text by name."""
+    """The recorded headers and the ids of the failed calls, as JSON text by name."""
     found: dict[str, object] = {
         name.decode(): value.decode("latin-1") for name, value in headers if name in _RECORDED_HEADERS
     }
@@ -205,14 +205,14 @@ def _beside_the_fields(headers: Iterable[tuple[bytes, bytes]], failed: Sequence[
 
 
 def _late(tools: Sequence[Tool], shown_at: Sequence[int], references: Iterable[str]) -> list[int]:
-    """The places of the tools that results refer to, and that are not shown from the beginning."""
+    """The places of tools named by results, and not shown from the beginning."""
     places = {tool.name: index for index, tool in enumerate(tools)}
     shown_names = {tools[index].name for index in shown_at}
     return [places[name] for name in references if name not in shown_names]
 
 
 def _deferred(tools: Sequence[Tool], shown_at: Sequence[int]) -> tuple[AppliedRewrite, ...]:
-    """The deferred tools, which the list of tools in the prompt does not have."""
+    """The deferred tools, absent from the list of tools in the prompt."""
     shown_too = set(shown_at)
     names = [tool.name for index, tool in enumerate(tools) if index not in shown_too]
     if not names:
@@ -274,7 +274,7 @@ def _sampling(wire: WireMessagesRequest) -> ReadSampling:
 
 
 def _format(wire: WireMessagesRequest) -> tuple[Grammar | None, str]:
-    """The grammar of the answer, and the field that asks for it."""
+    """The grammar of the answer, and the field with it."""
     at, asked = "/output_config/format", None if wire.output_config is None else wire.output_config.format
     if wire.output_format is not None:
         if asked is not None:

@@ -25,15 +25,15 @@ _FIELDS = {
     RequestPart.TOOLS: "/tools",
 }
 _NAMES = {"stop": "stop_sequences"}
-"""Anthropic's names of fields that have another one here."""
+"""Anthropic's names of fields with another one here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagesSpelling:
-    """The spelling of one request, and what its reply's writer has to know of it.
+    """The spelling of one request, and its facts for the writer of its reply.
 
     `places` has the pointer of each message, and `tools` the index of each shown tool. `grammar` is the pointer of the
-    answer's format. `max_tokens` is what the client asked for; with `omits_thinking` it does not want to see any.
+    answer's format. `max_tokens` is the client's limit; with `omits_thinking` it wants to see no thinking.
     """
 
     dialect: str = MESSAGES
@@ -84,7 +84,7 @@ def signature_of(request_id: str) -> str:
 
 
 def signed_request(signature: str) -> str | None:
-    """The id of the request whose reply has this signature; None if it is not one of ours."""
+    """The id of the request with this signature on its reply; None if it is not one of ours."""
     if len(signature) > _MAX_SIGNATURE_CHARS:
         return None
     try:
@@ -95,7 +95,7 @@ def signed_request(signature: str) -> str | None:
 
 
 def _of_argument(path: tuple[str | int, ...]) -> str:
-    """An argument of the template, which may have come as a field of its own."""
+    """An argument of the template; it may have come as a field of its own."""
     if path[:1] == ("reasoning_effort",):
         return "/output_config/effort"
     return pointer_to("chat_template_kwargs", *path)

@@ -1,8 +1,8 @@
 """Gemini's contents as messages. Pure.
 
 A content has parts, and a part is a text, a call or a result; so a user's content may be several messages. A model's
-contents that follow each other are one message: a client that streams keeps what came as a content for each event. The
-messages before a reply are the same, whatever follows that reply.
+contents in a row are one message: a streaming client keeps each event as a content. The messages before a reply are the
+same with any continuation after it.
 """
 
 from collections import deque
@@ -34,7 +34,7 @@ _ROLES = {"user": Role.USER, "function": Role.USER, "model": Role.ASSISTANT}
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
 
 RESULT_COPY = "result-copy"
-"""The rewrite that leaves out a result which a content has twice."""
+"""The rewrite to leave out the second copy of a result in a content."""
 
 
 class _Parts(msgspec.Struct):
@@ -48,7 +48,7 @@ _PARTS = msgspec.json.Decoder(_Parts)
 
 @dataclass(slots=True)
 class _Open:
-    """Calls of the last reply that have no result yet: their ids by name, in order."""
+    """Calls of the last reply without a result so far: their ids by name, in order."""
 
     ids: dict[str, deque[str]] = field(default_factory=dict[str, deque[str]])
     answered_ids: set[str] = field(default_factory=set[str])
@@ -60,7 +60,7 @@ class _Open:
         self.answered_ids.clear()
 
     def called(self, wire: WireFunctionCall, at: str) -> ToolCall:
-        """A call. One without an id gets one that depends on its place alone."""
+        """A call. Without an id it gets one from its place alone."""
         arguments = _object_text(wire.args, f"{at}/args")
         if len(arguments) > MAX_ARGUMENTS_CHARS:
             raise InvalidRequest(
@@ -73,7 +73,7 @@ class _Open:
         return call
 
     def answered(self, wire: WireFunctionResponse, at: str) -> str:
-        """The id of the call that a result answers. Raises InvalidRequest if it says none and none is open."""
+        """The id of the call for a result. Raises InvalidRequest if it gives none and no call is open."""
         if wire.id:
             self.answered_ids.add(wire.id)
             return wire.id
@@ -89,14 +89,14 @@ class _Open:
 
 @dataclass(slots=True, kw_only=True)
 class ReadContents:
-    """Messages, for each the pointer of what it was made of, and the changes that had to be made to what was sent."""
+    """Messages, the pointer of each one's origin, and the changes made to the client's contents."""
 
     messages: list[Message] = field(default_factory=list[Message])
     pointers: list[str] = field(default_factory=list[str])
     rewrites: list[AppliedRewrite] = field(default_factory=list[AppliedRewrite])
 
     def add(self, message: Message, at: str) -> None:
-        """Add a message that was made of what is at a pointer."""
+        """Add a message made of the value at a pointer."""
         self.messages.append(message)
         self.pointers.append(at)
 
@@ -180,7 +180,7 @@ def _parts(content: WireContent, at: str) -> list[tuple[WirePart, str]]:
 
 
 def _check_part(part: WirePart, at: str) -> None:
-    """Raise for a part that is not one text, call or result."""
+    """Raise for a part with anything but one text, call or result."""
     check_shown(part, at, "part")
     given = [name for name in ("text", "function_call", "function_response") if getattr(part, name) is not None]
     if len(given) != 1:
@@ -188,7 +188,7 @@ def _check_part(part: WirePart, at: str) -> None:
 
 
 def check_shown(struct: msgspec.Struct, at: str, what: str) -> None:
-    """Raise UnrenderableMessage for a field whose data is no text, unless it asks for nothing."""
+    """Raise UnrenderableMessage for a field with data other than text, unless it asks for nothing."""
     names = _not_shown(type(struct))
     if all(map(is_, map(getattr, repeat(struct), names), repeat(msgspec.UNSET))):
         return
@@ -204,7 +204,7 @@ def check_shown(struct: msgspec.Struct, at: str, what: str) -> None:
 
 @cache
 def _not_shown(struct: type[msgspec.Struct]) -> Mapping[str, str]:
-    """The fields of a struct whose data is no text: their names here, and in JSON."""
+    """The fields of a struct with data other than text: their names here, and in JSON."""
     return {one.name: one.encode_name for one in msgspec.structs.fields(struct) if one.type == NotShown}
 
 
@@ -248,8 +248,8 @@ def _reply(parts: Sequence[tuple[WirePart, str]], still_open: _Open) -> Message:
 def _read_said(parts: Sequence[tuple[WirePart, str]], still_open: _Open, read: ReadContents) -> None:
     """Add the user's parts as messages: each result is one, and so are the texts between them.
 
-    A result that stands in the content already, word for word, is left out: Gemini CLI sends each result twice when it
-    resumes a conversation.
+    A result already in the content, word for word, is left out: Gemini CLI sends each result twice when it resumes a
+    conversation.
     """
     texts: list[str] = []
     texts_at = ""

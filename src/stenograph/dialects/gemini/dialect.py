@@ -1,4 +1,4 @@
-"""Gemini's methods as dialects: the two that generate are one, the one that counts another. Pure."""
+"""Gemini's methods as dialects: the two for generating are one, the one for counting another. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -67,7 +67,7 @@ def gemini_error(error: StenographError, spelling: Spelling | None = None) -> by
 
 
 def _message(error: StenographError) -> str:
-    """The error's message; a prompt that is too long in Google's words, which clients look for."""
+    """The error's message; a prompt beyond the limit in Google's words, because clients look for them."""
     if isinstance(error, ContextLengthExceeded):
         return f"{_too_long(error)} {error.remark}".rstrip()
     return error.message

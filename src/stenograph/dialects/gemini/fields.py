@@ -1,4 +1,4 @@
-"""Fields of a Gemini request: the structs that are decoded, and the rule of each field. Pure.
+"""Fields of a Gemini request: the decoded structs, and the rule of each field. Pure.
 
 Names are Google's in JSON. docs/http-api.md lists the same fields by the same rules; a test compares them.
 """
@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, Raw
 from stenograph.dialects.common.sampling_fields import FieldRules, Recorded, Seed, Unread, in_schema
 
 NotShown = Annotated[Unread, in_schema(type="null")]
-"""Data that is no text. Another value than null is refused after decoding, with a clearer message."""
+"""Data other than text. Another value than null is refused after decoding, with a clearer message."""
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Args = Annotated[Unread, in_schema(type=["object", "null"])]
 Response = Annotated[Raw, in_schema(type=["object", "null"])]
@@ -223,7 +223,7 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "responseModalities": (["TEXT"], ["text"], []),
     "mediaResolution": ("MEDIA_RESOLUTION_UNSPECIFIED",),
 }
-"""Values beside null and false that a refused field may have, because they ask for nothing."""
+"""Values beside null and false with which a refused field asks for nothing."""
 
 STRUCT_AT: dict[str, type[msgspec.Struct]] = {
     "": WireGenerateRequest,
@@ -240,11 +240,11 @@ STRUCT_AT: dict[str, type[msgspec.Struct]] = {
     "generationConfig": WireGenerationConfig,
     "thinkingConfig": WireThinkingConfig,
 }
-"""The struct of the objects, or lists of them, that stand under a name; of a whole request under the empty one."""
+"""The struct of the objects, or lists of them, under a name; of a whole request under the empty one."""
 
 
 def names_at(pointer: str) -> tuple[str, ...]:
-    """The fields that the object at a pointer may have, for hints."""
+    """The allowed fields of the object at a pointer, for hints."""
     steps = [step for step in pointer.split("/") if not step.isdigit()]
     struct = STRUCT_AT.get(steps[-1])
     if struct is None:

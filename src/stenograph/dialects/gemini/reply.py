@@ -105,11 +105,11 @@ class GenerateContentResponse(TypedDict):
 
 
 _NO_TEXT: RepliedPart = {"text": ""}
-"""Google's own package takes a content without parts for a reply that failed, and forgets the turn."""
+"""Google's own package takes a content without parts for a failed reply, and forgets the turn."""
 
 
 def encode_gemini(reply: ChatReply, spelling: GeminiSpelling, token_text: TokenText | None) -> bytes | Iterator[bytes]:
-    """The body of a reply that is not streamed; in pieces if it is long. With `token_text` it has logprobs."""
+    """The body of a whole reply; in pieces if it is long. With `token_text` it has logprobs."""
     candidate = _candidate(_parts(whole_delta(reply.parsed.message), reply.id, shows=spelling.shows_thoughts))
     candidate["finishReason"] = _FINISHES[reply.sampled.finish.reason]
     if token_text is not None:
@@ -146,7 +146,7 @@ class GeminiStream:
         return b""
 
     def pieces(self, pieces: Sequence[StreamPiece], prompts: Sequence["array[int]"]) -> bytes | Iterator[bytes]:
-        """An event for each piece of which a client sees something; log-probabilities of many tokens as several."""
+        """An event for each piece with something to see; log-probabilities of many tokens as several."""
         if self._token_text is None:
             return b"".join(map(self._piece, pieces))
         return map(self._piece, chain.from_iterable(map(parts_of, pieces)))
@@ -211,7 +211,7 @@ def _candidate(parts: Sequence[RepliedPart]) -> ReplyCandidate:
 
 
 def _parts(delta: ReplyDelta, reply_id: str, *, shows: bool, is_first_call: bool = True) -> list[RepliedPart]:
-    """The parts of a message, or of what is new of it; its reasoning only where it `shows`."""
+    """The parts of a message, or of its new output; its reasoning only where it `shows`."""
     parts: list[RepliedPart] = []
     if delta.reasoning and shows:
         parts.append({"text": delta.reasoning, "thought": True})
@@ -224,7 +224,7 @@ def _parts(delta: ReplyDelta, reply_id: str, *, shows: bool, is_first_call: bool
 
 
 def _call(call: ToolCallDelta) -> RepliedPart:
-    """A call; as text where its engine read arguments that are no object, which Google's clients cannot take."""
+    """A call; as text where its engine read arguments other than an object: Google's clients cannot take these."""
     name = call.name or ""
     try:
         args = _OBJECT.decode(call.arguments or "{}")

@@ -43,7 +43,7 @@ _OBJECT = msgspec.json.Decoder(dict[str, Raw])
 _CONFIG = "/generationConfig"
 _CALLING = "/toolConfig/functionCallingConfig"
 _JSON_VALUE = '{"anyOf":[{"type":"object"},{"type":"array"}]}'
-"""The schema of JSON without a schema, which Google does not hold to an object."""
+"""The schema of JSON without a schema; Google does not hold it to an object."""
 _EFFORTS = {"MINIMAL": "low", "LOW": "low", "MEDIUM": "medium", "HIGH": "high"}
 _HOW_TO_RECORD = "A server that is started with --unknown-fields record takes such fields and only records them."
 
@@ -86,7 +86,7 @@ def decode_gemini(
 def decode_count(body: bytes, *, model: str, unknown_fields: UnknownFields = UnknownFields.REFUSE) -> ChatRequest:
     """Read a request to count: contents alone, or a whole `generateContentRequest`. Raises as `decode_gemini`.
 
-    A pointer is into what the client sent.
+    Pointers are into the client's body.
     """
     sent = _camel_fields(body)
     whole = sent.get("generateContentRequest")
@@ -108,7 +108,7 @@ def decode_count(body: bytes, *, model: str, unknown_fields: UnknownFields = Unk
 
 
 class _ReadRequest(NamedTuple):
-    """A body that was read, and what of it is recorded: fields without effect, and the sampling fields as sent."""
+    """A body after reading, and its recorded fields: those without effect, and the sampling fields as sent."""
 
     wire: WireGenerateRequest
     contents: ReadContents
@@ -151,7 +151,7 @@ def _decoded(body: bytes) -> tuple[WireGenerateRequest, ReadContents]:
 
 
 def _unknown_field(error: InvalidRequest) -> str:
-    """The name of a field that nobody knows, if that is the error."""
+    """The name of an unknown field, if that is the error."""
     return (error.param or "").rpartition("/")[2] if error.message.startswith("Unknown field") else ""
 
 
@@ -166,7 +166,7 @@ def _check_refused(wire: msgspec.Struct, rules: FieldRules, at: str) -> None:
 
 
 def _without_unknown(body: bytes) -> tuple[bytes, dict[str, str]]:
-    """The body without fields that nobody knows, of the request and of its configuration, and those fields."""
+    """The body without unknown fields, of the request and of its configuration, and those fields."""
     fields = _camel_fields(body)
     extra = {name: bytes(raw).decode() for name, raw in fields.items() if name not in GEMINI_FIELDS.names}
     known = {name: raw for name, raw in fields.items() if name in GEMINI_FIELDS.names}
@@ -189,7 +189,7 @@ def _camel_fields(body: bytes) -> dict[str, Raw]:
 
 
 def _tools(wire: WireGenerateRequest) -> Iterator[tuple[Tool, str]]:
-    """The functions that a request declares, and their pointers."""
+    """The functions declared by a request, and their pointers."""
     for index, tool in enumerate(wire.tools or ()):
         check_shown(tool, f"/tools/{index}", "tool")
         for number, one in enumerate(tool.function_declarations or ()):
@@ -258,7 +258,7 @@ def _forced(allowed: list[str], names: list[str]) -> ToolChoice:
 
 
 class _Sampling(NamedTuple):
-    """Sampling parameters, those that the client gave, and where their grammar came from."""
+    """Sampling parameters, the ones given by the client, and the source of their grammar."""
 
     params: SamplingParams
     said: frozenset[str]
@@ -318,7 +318,7 @@ def _stops(wire: list[str]) -> tuple[str, ...]:
 
 
 def _grammar(config: WireGenerationConfig) -> tuple[Grammar | None, str]:
-    """The grammar that a request asks for, and the pointer of the field that asks."""
+    """The requested grammar, and the pointer of its field."""
     names = {"responseSchema": config.response_schema, "responseJsonSchema": config.response_json_schema}
     given = [(f"{_CONFIG}/{name}", schema) for name, schema in names.items() if schema is not None]
     if len(given) > 1:
@@ -360,5 +360,5 @@ def _choice(schema: Mapping[str, object], at: str) -> Grammar:
 
 
 def _effort(wire: WireThinkingConfig) -> str | None:
-    """The effort that a level is: the lowest two are one here."""
+    """The effort of a level: the lowest two are one here."""
     return None if wire.thinking_level is None else _EFFORTS.get(wire.thinking_level)

@@ -16,7 +16,7 @@ _RENAMED = {"defs": "$defs", "ref": "$ref"}
 
 
 def json_schema(schema: Mapping[str, object]) -> dict[str, object]:
-    """The schema in JSON Schema's words; what is in them already stays as it is. It has been checked for its depth."""
+    """The schema in JSON Schema's words; any that is in them already stays as it is. Its depth has been checked."""
     made: dict[str, object] = {}
     for name, value in schema.items():
         if name == "propertyOrdering" or (name == "type" and value == "TYPE_UNSPECIFIED") or name == "nullable":

@@ -1,7 +1,7 @@
-"""Gemini requests whose names are in snake case, which Google's servers take too. Pure.
+"""Gemini requests with names in snake case; Google's servers take them too. Pure.
 
 Google's own package writes `parameters_json_schema` beside names in camel case, and so do many examples for curl. Only
-the names that this API defines are respelled: arguments, results and schemas are a client's own.
+the API's own names are respelled: arguments, results and schemas are a client's own.
 """
 
 import re
@@ -20,16 +20,16 @@ _AFTER_UNDERSCORE = re.compile(r"_([a-z])")
 
 
 def in_camel_case(body: bytes) -> bytes:
-    """The body with the API's names in camel case. Raises InvalidJson; InvalidRequest for a name that comes twice."""
+    """The body with the API's names in camel case. Raises InvalidJson; InvalidRequest for a name given twice."""
     return bytes(convert_errors(partial(_respelled, name="", at=""), Raw(body), at=""))
 
 
 MAX_STEPS = 12
-"""Steps from a body to the deepest name of this API, and more: each is a copy of what is below it."""
+"""Steps from a body to the deepest name of this API, and more: each copies everything below it."""
 
 
 def _respelled(raw: Raw, name: str, at: str) -> Raw:
-    """A value that stands under `name`."""
+    """A value under `name`."""
     text = bytes(raw).lstrip()
     if at.count("/") > MAX_STEPS:
         return raw

@@ -35,7 +35,7 @@ def config_name(name: str) -> str:
 class GeminiSpelling:
     """The spelling of one request.
 
-    `messages` and `tools` are the pointers of what became a message and a tool, `grammar` that of the reply's grammar.
+    `messages` and `tools` are the pointers of each one's origin, `grammar` that of the reply's grammar.
     `shows_thoughts`: the client asked for the reasoning. `is_sse`: its stream is of events, else it is a JSON list.
     """
 
