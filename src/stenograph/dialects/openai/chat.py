@@ -66,8 +66,8 @@ CHAT_PATH = "/v1/chat/completions"
 
 MAX_KNOWN = 64
 MAX_KNOWN_BYTES = 64 * 1024
-"""Of so many requests that differ beside their messages what was read of them is kept, if it is no longer: tools are
-most of it, and an agent sends the same ones with each turn."""
+"""Limits of the kept fields beside the messages: the number of different bodies, and the bytes of each. Tools are most
+of it, and an agent sends the same ones with each turn."""
 
 _REQUEST = msgspec.json.Decoder(WireChatRequest)
 _MESSAGES = msgspec.json.Decoder(list[WireMessage])
@@ -83,7 +83,7 @@ def decode_chat(
 ) -> ChatRequest:
     """Read a request. Raises InvalidJson, InvalidRequest or UnrenderableMessage, with a JSON pointer.
 
-    Messages that the body begins with and that are `known` are not read again.
+    The `known` messages at the beginning of the body are not read again.
     """
     return decode_with_record(body, unknown_fields, known)[0]
 
@@ -108,8 +108,8 @@ def decode_with_record(
 class _Beside(NamedTuple):
     """The fields of a body beside its messages: the same in most requests of a session.
 
-    `request` has them, with other messages; `record` is that of such a request. `after` are the bytes from the end of
-    the list of messages on, the bracket included.
+    `request` has them, with other messages; `record` is the record of such a request. `after` are the bytes from the
+    end of the list of messages on, the bracket included.
     """
 
     request: ChatRequest
@@ -121,7 +121,7 @@ _OTHER_MESSAGES = (Message(role=Role.USER, content=""),)
 
 
 class _Read(NamedTuple):
-    """A body that was read. `list_start` and `list_end` are where the brackets around its messages are.
+    """A body after reading. `list_start` and `list_end` are the places of the brackets around its messages.
 
     `blocks` are the texts of its first message, if that is a system's of several.
     """
@@ -134,14 +134,14 @@ class _Read(NamedTuple):
 
 
 _LATEST: dict[bytes, _Beside] = {}
-"""By the bytes before the messages of a body: what was beside them in the latest such body, of about MAX_KNOWN. Any
+"""By the bytes before the messages of a body: the fields beside them in the latest such body, of about MAX_KNOWN. Any
 thread may change it: each step alone is whole."""
 
 
 def _read_more(body: bytes, known: KnownMessages, unknown_fields: UnknownFields) -> _Read | None:
-    """Read the messages that come after the known ones. None if the body does not begin with these, or has no more.
+    """Read the messages after the known ones. None if the body does not begin with these, or has no more.
 
-    Raises as `decode_chat`, with a pointer to where an error would be without the known messages.
+    Raises as `decode_chat`, with a pointer as if the known messages were not there.
     """
     place = known.text_print.length
     while body[place : place + 1] in _JSON_SPACES:
@@ -202,9 +202,9 @@ def _messages(text: bytes | Raw) -> tuple[tuple[Message, ...], list[TextPart]]:
 
 
 def _known_beside(body: bytes, unknown_fields: UnknownFields) -> tuple[Raw, _Beside, int] | None:
-    """The body's messages, undecoded, what is beside them, and where they start; None: the body has to be read whole.
+    """The body's messages, undecoded, the fields beside them, and their start; None: the body has to be read whole.
 
-    A body that is wrong in anything is read too, which says what is wrong first.
+    So is a faulty body: the full reading reports its first fault.
     """
     if unknown_fields is UnknownFields.RECORD:
         return None
@@ -233,7 +233,7 @@ def _beside_of(before: bytes, after: bytes) -> _Beside:
 
 
 def _start(raw: Raw, body: bytes) -> int | None:
-    """Where this part of a body begins, which lies within what it was decoded from; None if that was a copy of it."""
+    """The start of this part in the body it was decoded from; None if it is a copy."""
     start = _address(raw) - _address(body)
     return start if 0 <= start < len(body) else None
 
@@ -276,7 +276,7 @@ def _beside(wire: WireChatRequest, recorded: dict[str, str], after: bytes = b"")
 
 
 def _request(read: _Read, *, body: bytes, known: KnownMessages | None) -> tuple[ChatRequest, bytes]:
-    """The request that a body is, which begins with the known messages, and its record."""
+    """The request of a body, with the known messages at its beginning, and its record."""
     end, view = read.list_end, memoryview(body)
     while body[end - 1 : end] in _JSON_SPACES:
         end -= 1
@@ -294,7 +294,7 @@ def _request(read: _Read, *, body: bytes, known: KnownMessages | None) -> tuple[
 
 
 class _Lists(msgspec.Struct):
-    """The lists of a message, which have as many objects as a client likes."""
+    """The lists of a message, with any number of objects from the client."""
 
     content: Raw = Raw(b"null")
     tool_calls: Raw = Raw(b"null")
@@ -320,9 +320,9 @@ def _check_parts(raw: Raw, at: str) -> None:
 
 
 def _blame_type(body: bytes, error: InvalidRequest) -> None:
-    """Raise UnrenderableMessage if what the error points into is of a type that cannot be shown: that comes first.
+    """Raise UnrenderableMessage if the error points into an object of a type that cannot be shown: that comes first.
 
-    Such parts and tools have fields of their own, which are not what is wrong with them.
+    Such parts and tools have fields of their own, and they are not the fault.
     """
     steps: tuple[str, ...]
     match (error.param or "").split("/")[1:]:

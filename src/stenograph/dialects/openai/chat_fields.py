@@ -1,4 +1,4 @@
-"""Fields of an OpenAI chat request: the structs that are decoded, and the rule of each top-level field.
+"""Fields of an OpenAI chat request: the decoded structs, and the rule of each top-level field.
 
 docs/http-api.md lists the same fields by the same rules; a test compares them.
 """
@@ -189,11 +189,11 @@ CHAT_FIELDS = field_rules(
 )
 
 _OF_NO_USE = ("function_call", "audio", "image_url", "input_audio", "file", "images")
-"""Names inside of messages that only null or nothing may stand under."""
+"""Names inside messages with only null or nothing as their value."""
 
 
 def names_in_messages(pointer: str) -> tuple[str, ...]:
-    """The fields that the object at a pointer into the messages may have, for hints."""
+    """The allowed fields of the object at a pointer into the messages, for hints."""
     struct: type[msgspec.Struct]
     match pointer.split("/")[1:]:
         case ["messages", _]:

@@ -153,7 +153,7 @@ class ChatCompletionChunk(TypedDict):
 
 
 def encode_reply(reply: ChatReply, options: ReplyOptions, token_text: TokenText) -> bytes | Iterator[bytes]:
-    """The body of a reply that is not streamed; in pieces if it is long."""
+    """The body of a whole reply; in pieces if it is long."""
     choice: ReplyChoice = {
         "index": 0,
         "message": message_body(reply.parsed.message),
@@ -253,9 +253,9 @@ class StreamEncoder(OpenAIStream):
         return whole_or_pieces(data_event_pieces(json_pieces(body)), num_ids=len(prompts[0]))
 
     def pieces(self, pieces: Sequence[StreamPiece], prompts: Sequence["array[int]"]) -> bytes | Iterator[bytes]:
-        """Everything that each piece holds, in one event; nothing if the client would see nothing new.
+        """The contents of each piece, in one event; nothing if the client would see nothing new.
 
-        Log-probabilities of many tokens come as several events, between which the loop serves others.
+        Log-probabilities of many tokens come as several events; between them the loop serves others.
         """
         if self._options.as_miles:
             return b""
@@ -331,7 +331,7 @@ def one_event(reply: ChatReply, options: ReplyOptions, token_text: TokenText) ->
 
 
 def _engines_event(reply: ChatReply, options: ReplyOptions) -> bytes:
-    """The reply that the engine wrote, as an event, with the engine's own usage and nothing that is for training."""
+    """The engine's own reply, as an event, with the engine's own usage and nothing for training."""
     assert reply.written is not None, "the engine wrote it"
     whole = _OBJECT.decode(reply.written.body)
     (choice,) = _OBJECTS.decode(whole["choices"])

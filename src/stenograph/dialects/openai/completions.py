@@ -95,7 +95,7 @@ def decode_completion(body: bytes, *, unknown_fields: UnknownFields = UnknownFie
 def completion_steps(
     body: bytes, *, unknown_fields: UnknownFields = UnknownFields.REFUSE
 ) -> Iterator[CompletionRequest | None]:
-    """Read a request in steps that hold the GIL for about a millisecond each, but for the first, which scans the body.
+    """Read a request in steps. Each holds the GIL for about a millisecond, but for the first: it scans the body.
 
     Gives None after each step but the last, and the request then. Raises as `decode_completion`.
     """
@@ -193,7 +193,7 @@ def _split(text: bytes) -> tuple[list[tuple[str | bytes, str]], bool]:
 
 
 def _id_pieces(text: bytes, at: str) -> Iterator["array[int]"]:
-    """A list of ids, some at a time. Raises InvalidRequest for what is no list of whole numbers in [0, 2^31)."""
+    """A list of ids, some at a time. Raises InvalidRequest for anything but a list of whole numbers in [0, 2^31)."""
     if len(text) > PIECE_BYTES:
         with suppress(InvalidJson):  # it was cut within something that is no id: reading the whole finds it
             yield from _cut(text, at)

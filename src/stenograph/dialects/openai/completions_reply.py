@@ -65,7 +65,7 @@ class TextCompletion(TypedDict):
 def encode_completion(
     reply_id: str, replies: Sequence[ChatReply], options: ReplyOptions, token_text: TokenText
 ) -> bytes | Iterator[bytes]:
-    """The body of a reply that is not streamed, a choice for each prompt; in pieces if it is long."""
+    """The body of a whole reply, a choice for each prompt; in pieces if it is long."""
     choices: list[TextChoice] = []
     for index, reply in enumerate(replies):
         logprobs = _whole_logprobs(reply.sampled, token_text, options) if options.logprobs else None
@@ -96,7 +96,7 @@ class CompletionStreamEncoder(OpenAIStream):
 
     @cached_property
     def _offsets(self) -> dict[int, int]:
-        """Characters of each choice that were written."""
+        """Characters of each choice written so far."""
         return {}
 
     def _body(self, *choices: TextChoice) -> TextCompletion:
@@ -113,7 +113,7 @@ class CompletionStreamEncoder(OpenAIStream):
         return b""
 
     def pieces(self, pieces: Sequence[StreamPiece], prompts: Sequence["array[int]"]) -> bytes | Iterator[bytes]:
-        """An event for each piece in which the client sees something new; in pieces if many ids are in them.
+        """An event for each piece with something new to see; in pieces if many ids are in them.
 
         Log-probabilities of many tokens come as several events.
         """
@@ -154,7 +154,7 @@ class CompletionStreamEncoder(OpenAIStream):
         yield from self._event(choice)
 
     def _logprobs(self, index: int, chunks: Sequence[Chunk]) -> LegacyLogprobs:
-        """OpenAI's lists of what an event adds."""
+        """OpenAI's lists of an event's additions."""
         whole, text, options = slice(None), self._token_text, self._options
         ids = (id_ for chunk in chunks for id_ in chunk.ids)
         offsets, self._offsets[index] = _offsets(ids, text, self._offsets[index])
@@ -166,14 +166,14 @@ class CompletionStreamEncoder(OpenAIStream):
         }
 
     def _begin(self, choice: TextChoice, prompt_ids: "array[int]") -> None:
-        """Add what only a choice's first event has."""
+        """Add the fields of a choice's first event alone."""
         is_first = choice["index"] not in self._offsets
         self._offsets.setdefault(choice["index"], 0)
         if is_first and self._options.return_token_ids:
             choice["prompt_token_ids"] = prompt_ids
 
     def _num_first(self, indices: Collection[int], prompts: Sequence["array[int]"]) -> int:
-        """Number of ids in the first events of these choices that are yet to be written."""
+        """Number of ids still to write in the first events of these choices."""
         if not self._options.return_token_ids:
             return 0
         return sum(len(prompts[index]) for index in indices if index not in self._offsets)
@@ -195,7 +195,7 @@ def _finish(choice: TextChoice, reply: ChatReply) -> None:
 
 
 def _whole_logprobs(drawn: Drawn, token_text: TokenText, options: ReplyOptions) -> LegacyLogprobs:
-    """OpenAI's lists of a whole reply, which are to be written once: they are made meanwhile, some tokens at a time."""
+    """OpenAI's lists of a whole reply, to be written once: they are made meanwhile, some tokens at a time."""
     parts = list(row_slices(drawn))
     return {
         "tokens": as_chunked_list(_names(drawn.ids[part], token_text, options) for part in parts),

@@ -1,6 +1,6 @@
 """OpenAI's chats and completions as dialects. Pure.
 
-A chat's reply that the engine wrote goes out as it came.
+An engine's own chat reply goes out as it came.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,6 +1,6 @@
 """Spells the parts of a request to OpenAI's routes as JSON pointers. Pure.
 
-A reply that the engine wrote goes out as it came, under the engine's id.
+An engine's own reply goes out as it came, under the engine's id.
 """
 
 from collections.abc import Mapping
@@ -26,9 +26,9 @@ _FIELDS = {
 class OpenAISpelling(Struct, frozen=True, kw_only=True, gc=False):
     """The spelling of one request.
 
-    `prompt` is the field that its prompts are in, a list of them with `has_prompts`. `max_tokens` is the field that
-    limits the completion, and `grammar` the pointer of the reply's grammar. `other_names` has the fields that the
-    client gave under another name, by their first one.
+    `prompt` is the field of its prompts, a list of them with `has_prompts`. `max_tokens` is the field for the
+    completion's limit, and `grammar` the pointer of the reply's grammar. `other_names` has the fields given by the
+    client under another name, by their first one.
     """
 
     dialect: str = CHAT

@@ -1,4 +1,4 @@
-"""OpenAI's Responses as a dialect. Pure. A reply that the engine wrote for OpenAI's chats is written anew."""
+"""OpenAI's Responses as a dialect. Pure. An engine's own reply for OpenAI's chats is written anew."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class ResponsesDialect:
         return turn_of_response(reply_id)
 
     def held(self, reply: ChatReply, request_json: bytes) -> Body:
-        """A reply that is held, written anew from the record of its request."""
+        """A held reply, written anew from the record of its request."""
         return self._body(reply, ReplyOptions(), form_of_record(request_json))
 
     def stream(

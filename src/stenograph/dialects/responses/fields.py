@@ -1,4 +1,4 @@
-"""Fields of a request to OpenAI's Responses: the struct that is decoded, and the rule of each top-level field.
+"""Fields of a request to OpenAI's Responses: the decoded struct, and the rule of each top-level field.
 
 docs/http-api.md lists the same fields by the same rules; a test compares them. Items are items.py's, tools are
 tools.py's.
@@ -22,7 +22,7 @@ from stenograph.dialects.common.template_input import TemplateKwargs
 
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 OUTPUT_LOGPROBS = "message.output_text.logprobs"
-"""The names in `include` that have an effect."""
+"""The names in `include` with an effect."""
 
 FormatType = Annotated[str, in_schema(enum=["text", "json_object", "json_schema"])]
 """Another type is refused after decoding, with a clearer message."""
@@ -123,4 +123,4 @@ HostedTool = Literal[
     "code_interpreter", "image_generation", "mcp", "computer", "computer_use_preview", "local_shell", "shell",
     "apply_patch", "programmatic_tool_calling",
 ]  # fmt: skip
-"""Types of tools that the vendor's own servers run: recorded, not shown, not callable."""
+"""Types of tools run by the vendor's own servers: recorded, not shown, not callable."""

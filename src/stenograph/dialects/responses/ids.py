@@ -1,4 +1,4 @@
-"""Ids of replies, items and encrypted reasoning: each carries the id of the request whose turn it is of. Pure.
+"""Ids of replies, items and encrypted reasoning: each carries the id of its turn's request. Pure.
 
 A response is `resp_`, an item `rs_`, `msg_`, `fc_`, `ctc_` or `tsc_` and the id of its request, a call its number
 besides. An id of another server has no such form, and means nothing.
@@ -47,7 +47,7 @@ def sealed(turn: str) -> str:
 
 
 def turn_of_sealed(text: str | None) -> str | None:
-    """The turn that an `encrypted_content` names; None if it is not one of ours."""
+    """The turn named by an `encrypted_content`; None if it is not one of ours."""
     if not text or len(text) > _MAX_SEAL_CHARS:
         return None
     try:

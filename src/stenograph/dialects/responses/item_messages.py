@@ -1,8 +1,8 @@
 """Input items of Responses to messages. Pure.
 
-Owns where one message ends and the next begins. Reasoning, texts and calls that follow one another are one assistant
-message; a reasoning item begins a new one, and so does an item that is known to be of another turn. So the items up to
-any reply give the same messages, whatever comes after them.
+Owns where messages begin and end. Reasoning, texts and calls in a row are one assistant message; a reasoning item
+begins a new one, and so does an item known to be of another turn. So the items up to any
+reply give the same messages, with any items after them.
 """
 
 from collections.abc import Sequence
@@ -44,11 +44,11 @@ _ROLES = {str(role): role for role in (Role.USER, Role.ASSISTANT, Role.SYSTEM, R
 _LEADING = (Role.SYSTEM, Role.DEVELOPER)
 
 MAX_REFERRED_CHARS = 32 * 2**20
-"""Most text that the references of one request stand for: each is small, and what it names may not be."""
+"""Longest text behind the references of one request: each is small, and its target may not be."""
 
 
 class MessagePlace(NamedTuple):
-    """Pointers of a message: its own, that of its role, that of its text, and those of its calls."""
+    """Pointers of a message: its own, and those of its role, of its text, and of its calls."""
 
     at: str
     role: str
@@ -57,7 +57,7 @@ class MessagePlace(NamedTuple):
 
 
 class _OpenReply:
-    """The assistant message that items are added to. `turn` is the one that they are of, where an id says it."""
+    """The open assistant message, growing by items. `turn` is the turn of the items, where an id names it."""
 
     def __init__(self, at: str, turn: str | None) -> None:
         self.at = at
@@ -87,9 +87,9 @@ class _OpenReply:
 
 
 class ItemMessages:
-    """The messages that items are read into, each with its place. Call `end` after the last item.
+    """The messages read from items, each with its place. Call `end` after the last item.
 
-    It begins with those of `before`, which are at `before_at`. `past` are the turns of the session, None without one.
+    It begins with those of `before`, at `before_at`. `past` are the turns of the session, None without one.
     """
 
     def __init__(
@@ -98,9 +98,9 @@ class ItemMessages:
         self.messages: list[Message] = list(before)
         self.places: list[MessagePlace] = [MessagePlace(before_at, before_at, before_at)] * len(before)
         self.found: dict[str, ShownTool] = {}
-        """The tools that searches have found, by name."""
+        """The tools found by searches, by name."""
         self.turns: set[str] = set()
-        """The turns that ids of items name."""
+        """The turns named by ids of items."""
         self._past = past
         self._num_referred_chars = 0
         self._num_found_bytes = 0
@@ -118,14 +118,14 @@ class ItemMessages:
         self.end()
 
     def add(self, role: Role, content: str, place: MessagePlace, *, call_id: str | None = None) -> None:
-        """Add a message that is no reply."""
+        """Add a message other than a reply."""
         self.end()
         self._is_leading &= role in _LEADING
         self.messages.append(Message(role=role, content=content, tool_call_id=call_id))
         self.places.append(place)
 
     def end(self) -> None:
-        """End the assistant message that items are added to, if there is one."""
+        """End the open assistant message, if there is one."""
         if self._open is not None:
             self.messages.append(self._open.message())
             self.places.append(self._open.place())
@@ -237,7 +237,7 @@ class ItemMessages:
         return True
 
     def _referred(self, text: str, at: str) -> str:
-        """A text that the client did not send. Raises InvalidRequest for more of it than a request may have."""
+        """A text referred to by the client, not sent. Raises InvalidRequest for more of it than a request may have."""
         self._num_referred_chars += len(text)
         if self._num_referred_chars > MAX_REFERRED_CHARS:
             raise InvalidRequest(
@@ -257,7 +257,7 @@ class ItemMessages:
             self.turns.add(turn)
 
     def _reply(self, own_id: str | None, at: str) -> _OpenReply:
-        """The assistant message that an item belongs to, which is no reasoning."""
+        """The assistant message of an item other than reasoning."""
         known = item_id(own_id)
         turn = None if known is None else known.turn
         self._note(turn)
@@ -277,7 +277,7 @@ def _check_arguments(text: str, at: str) -> None:
 
 
 def message_pointer(places: Sequence[MessagePlace], index: int | None, path: tuple[str | int, ...]) -> str:
-    """The pointer of a part of a message; of one that the client did not send, that of all items."""
+    """The pointer of a part of a message; of a message not sent by the client, that of all items."""
     if index is None or not 0 <= index < len(places):
         return "/input"
     place = places[index]

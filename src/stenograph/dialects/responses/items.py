@@ -1,7 +1,7 @@
 """Input items of Responses, from bytes to structs. Pure.
 
-Owns which items there are, and how one that cannot be read is blamed. Well-formed items are decoded many at once, by
-their types; of those that are not, each by itself, for an error that points at it. Messages are item_messages.py's.
+Owns the kinds of items, and the errors for unreadable ones. Well-formed items are decoded many at once, by their types;
+malformed ones each by itself, for an error that points at it. Messages are item_messages.py's.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,11 +36,11 @@ class ItemPart(msgspec.Struct, forbid_unknown_fields=True):
 
 
 ItemText = str | list[ItemPart] | None
-"""The text of an item: a string, or parts that are joined by nothing."""
+"""The text of an item: a string, or parts joined without a separator."""
 
 
 class ItemBase(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Fields that any item may have, and that only decorate it."""
+    """Fields of any item; they only decorate it."""
 
     id: str | None = None
     status: Unread = UNSET
@@ -132,18 +132,18 @@ InputItem = (
     | SearchOutputItem
     | ReferenceItem
 )
-"""Any item that is read."""
+"""Any readable item."""
 
 
 class ItemHead(msgspec.Struct):
-    """The part of an item that says what it is."""
+    """The part of an item with its kind."""
 
     type: str | None = None
     role: str | None = None
 
 
 class ItemLists(msgspec.Struct):
-    """The lists of an item, which have as many parts as a client likes."""
+    """The lists of an item, with any number of parts from the client."""
 
     content: Raw = Raw(b"null")
     output: Raw = Raw(b"null")
@@ -187,7 +187,7 @@ def read_items(wire: Raw, at: str) -> Iterator[tuple[InputItem, str]]:
 
 
 def _decoded_together(raws: Sequence[Raw]) -> Sequence[InputItem] | None:
-    """Items that are well-formed; None if one is not, or may have more parts than it may."""
+    """Well-formed items; None if one is malformed, or may have too many parts."""
     if any(map(may_have_many, raws)):
         return None
     try:
@@ -197,7 +197,7 @@ def _decoded_together(raws: Sequence[Raw]) -> Sequence[InputItem] | None:
 
 
 def _decoded(raw: Raw, at: str) -> InputItem:
-    """One item. Raises as `read_items`, with what is wrong with it."""
+    """One item. Raises as `read_items`, with the fault in it."""
     head = decode_part(raw, _HEAD, at=at)
     name = head.type or ("message" if head.role is not None else "item_reference")
     kind = _OF_TYPE.get(name)
@@ -219,7 +219,7 @@ def _decoded(raw: Raw, at: str) -> InputItem:
 
 
 def _check_lists(raw: Raw, types: Sequence[str], at: str) -> None:
-    """Raise for a part of a type that cannot be shown, which has fields of its own, or for too many parts."""
+    """Raise for a part of a type that cannot be shown, before its own fields are blamed, or for too many parts."""
     lists = decode_part(raw, _LISTS, at=at)
     for name in ItemLists.__struct_fields__:
         value: Raw = getattr(lists, name)
@@ -233,7 +233,7 @@ def _check_lists(raw: Raw, types: Sequence[str], at: str) -> None:
 
 
 def check_part(part: PartType | ItemPart, types: Sequence[str], at: str) -> None:
-    """Raise UnrenderableMessage for a part that is of none of these types."""
+    """Raise UnrenderableMessage for a part of none of these types."""
     if part.type not in types:
         raise UnrenderableMessage(
             f"A content part of type {shown(part.type)} cannot be shown to the model; only text can.",
@@ -242,7 +242,7 @@ def check_part(part: PartType | ItemPart, types: Sequence[str], at: str) -> None
 
 
 def text_of(text: ItemText, at: str, types: Sequence[str] = TEXT_TYPES) -> str:
-    """The text of an item, which is at this pointer. Raises UnrenderableMessage."""
+    """The text of an item, at this pointer. Raises UnrenderableMessage."""
     if text is None or isinstance(text, str):
         return text or ""
     for index, part in enumerate(text):

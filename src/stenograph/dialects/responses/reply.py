@@ -1,6 +1,6 @@
 """OpenAI's Responses, replies: a message to items, and a response around them. Pure.
 
-Items are in one order, whatever order the model wrote them in: reasoning, text, calls. A reply with nothing to see is
+Items are in one order, in whatever order the model wrote them: reasoning, text, calls. A reply with nothing to see is
 one empty text; a message without even that (content None) is none, and has no items.
 """
 
@@ -168,7 +168,7 @@ TextSaid = Mapping[str, object]
 """`text` as its request has it, with a format."""
 ChoiceSaid = str | Mapping[str, object]
 AnyItem = Mapping[str, object]
-"""One of `OutputItem`; the schema of a response says which there are."""
+"""One of `OutputItem`; the schema of a response lists them."""
 
 
 class ResponseBody(TypedDict):
@@ -211,12 +211,12 @@ class ResponseBody(TypedDict):
 
 
 def turn_of_reply(reply_id: str) -> str:
-    """The id of the request that a reply is of, which its items carry."""
+    """The id of a reply's request, as in its items."""
     return reply_id.removeprefix(RESPONSE)
 
 
 def response_head(reply_id: str, created: int, model: str, form: ReplyForm, params: SamplingParams) -> ResponseBody:
-    """A response that has begun."""
+    """A response at its beginning."""
     body: ResponseBody = {
         "id": reply_id,
         "object": "response",
@@ -274,7 +274,7 @@ def ended_response(
 def encode_response(
     reply: ChatReply, options: ReplyOptions, form: ReplyForm, model: str, token_text: TokenText
 ) -> bytes | Iterator[bytes]:
-    """The body of a reply that is not streamed; in pieces if it is long."""
+    """The body of a whole reply; in pieces if it is long."""
     head = response_head(reply.id, reply.created, model, form, reply.params)
     rows = logprob_rows(reply.sampled, token_text, options) if options.logprobs else iter(())
     output = output_items(turn_of_reply(reply.id), reply.parsed.message, form, reply.sampled.finish.reason, rows)
@@ -291,7 +291,7 @@ def output_items(
     finish: FinishReason = FinishReason.STOP,
     rows: Iterator[Sequence[OutputToken]] = iter(()),  # noqa: B008 -- an empty one stays empty
 ) -> list[OutputItem]:
-    """The items of a message. One that was cut is incomplete: the text, else the reasoning; a call is always whole."""
+    """The items of a message. If it was cut, its text or final reasoning is incomplete; a call is always whole."""
     cut: ItemStatus = "completed" if finish is FinishReason.STOP else "incomplete"
     has_text = shows_text(message)
     items: list[OutputItem] = []
@@ -346,7 +346,7 @@ def text_part(text: str, rows: Iterator[Sequence[OutputToken]]) -> OutputText:
 def call_item(
     turn: str, number: int, call: ToolCall, form: ReplyForm
 ) -> FunctionCallOutput | CustomCallOutput | SearchCallOutput:
-    """A call in its client's own form. Arguments that do not fit that form go out as a function's, as they are."""
+    """A call in its client's own form. Arguments unfit for that form go out as a function's, as they are."""
     known = form.calls.get(call.name) or CallForm(name=call.name)
     arguments = None if known.kind == "function" else _object(call.arguments)
     if known.kind == "search" and arguments is not None:

@@ -56,13 +56,13 @@ _REPEATED: dict[str, msgspec.json.Decoder[Any]] = {
     "safety_identifier": _STRING,
     "prompt_cache_key": _STRING,
 }
-"""Recorded fields that a response repeats, by name."""
+"""Recorded fields repeated in a response, by name."""
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
 _LIST = msgspec.json.Decoder(list[Raw])
 
 
 class DecodedResponse(NamedTuple):
-    """A request, and what of it is kept in the record, as JSON."""
+    """A request, and its part of the record, as JSON."""
 
     request: ChatRequest
     request_json: bytes
@@ -136,12 +136,12 @@ def _spelling(
 
 
 def _max_tokens_name(wire: WireResponsesRequest) -> str:
-    """The field that limits the completion."""
+    """The field with the completion's limit."""
     return "max_tokens" if wire.max_tokens is not None and wire.max_output_tokens is None else "max_output_tokens"
 
 
 def _kept(request: ChatRequest, form: ReplyForm) -> bytes:
-    """The record of a request, with the form of its reply where that is not the plain one."""
+    """The record of a request, with the form of its reply where it is not the plain one."""
     kept = request_json(RESPONSES_PATH, request.model, request.recorded, request.sent)
     if form == PLAIN:
         return kept
@@ -190,7 +190,7 @@ def _conversation(wire: WireResponsesRequest, past: PastTurns | None) -> ItemMes
 
 
 def _line_before(response_id: str | None, past: PastTurns | None) -> tuple[Message, ...]:
-    """The messages up to a response and with it, but for the instructions that it was asked for with."""
+    """The messages up to a response and with it, but without the instructions of its own request."""
     if response_id is None:
         return ()
     at = "/previous_response_id"
@@ -252,7 +252,7 @@ def _template_kwargs(wire: WireResponsesRequest) -> Mapping[str, object]:
 
 
 def _head(wire: WireResponsesRequest, *, is_held: bool) -> dict[str, Raw]:
-    """The part of the response that its request decides. What is not of OpenAI's type is only recorded."""
+    """The part of the response decided by its request. Values outside OpenAI's type are only recorded."""
     said: dict[str, object] = {
         "max_output_tokens": _max_tokens(wire),
         "previous_response_id": wire.previous_response_id,
@@ -273,7 +273,7 @@ def _head(wire: WireResponsesRequest, *, is_held: bool) -> dict[str, Raw]:
 
 
 def _of_type(decoder: msgspec.json.Decoder[Any], raw: Unread) -> object:
-    """A recorded value that is of its decoder's type, else None."""
+    """A recorded value of its decoder's type, else None."""
     try:
         return decoder.decode(raw) if isinstance(raw, Raw) else None
     except msgspec.DecodeError:
@@ -294,7 +294,7 @@ def _text_said(text: WireTextConfig) -> dict[str, object]:
 
 
 def _recorded(body: bytes, wire: WireResponsesRequest, tools: ToolList) -> dict[str, str]:
-    """Fields that are honoured only in part, as they came, and the tools that are not shown."""
+    """Fields honoured only in part, as they came, and the tools not shown."""
     found: dict[str, str] = {}
     if wire.previous_response_id is not None:
         found["previous_response_id"] = msgspec.json.encode(wire.previous_response_id).decode()

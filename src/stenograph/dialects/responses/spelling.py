@@ -1,6 +1,6 @@
-"""The spelling of a request to Responses: pointers into its fields and items, and what its reply repeats. Pure.
+"""The spelling of a request to Responses: pointers into its fields and items, and the fields its reply repeats. Pure.
 
-`ReplyForm` is kept in the turn's record too, so that its reply can be written anew.
+The turn's record keeps `ReplyForm` too, for writing its reply anew.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,9 +28,9 @@ _FIELDS = {
 class ReplyForm(msgspec.Struct, frozen=True, omit_defaults=True):
     """The form of a request's reply.
 
-    `calls` are the forms of calls by the names that the model has for their tools, where they are not the functions'
-    own; `head` is what the response repeats of its request, as JSON text by name. `instructions`: the first message is
-    the request's instructions, which a later turn does not inherit.
+    `calls` are the forms of calls by the model's names for their tools, where they differ from the functions' own;
+    `head` has the response's copies of request fields, as JSON text by name. `instructions`: the first message is the
+    request's instructions, not inherited by a later turn.
     """
 
     calls: Mapping[str, CallForm] = {}
@@ -40,16 +40,16 @@ class ReplyForm(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 PLAIN = ReplyForm()
-"""The form of a reply whose request asks for nothing of its own."""
+"""The form of a reply to a request without wishes of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesSpelling:
     """The spelling of one request.
 
-    `places` are those of its messages, `tools` the pointers of the tools that are shown. `max_tokens` is the field that
-    limits the completion, and `grammar` the pointer of the reply's grammar. `other_names` has the fields that the
-    client gave under another name, by their first one.
+    `places` are those of its messages, `tools` the pointers of the shown tools. `max_tokens` is the field for the
+    completion's limit, and `grammar` the pointer of the reply's grammar. `other_names` has the fields given by the
+    client under another name, by their first one.
     """
 
     places: Sequence[MessagePlace] = ()

@@ -1,7 +1,7 @@
 """OpenAI's Responses, streamed replies: stream pieces to events. Pure.
 
 Reasoning and text stream as they come. A reasoning item is done when the text begins; the text and the calls are done
-after the commit, so that their order is that of a whole reply. Each event has its number.
+after the commit, in the same order as in a whole reply. Each event has its number.
 """
 
 from array import array
@@ -67,7 +67,7 @@ class ResponseEvent(TypedDict):
 
 
 class _Begun:
-    """An item that the stream has begun: reasoning or text."""
+    """An item begun in the stream: reasoning or text."""
 
     def __init__(self, kind: Literal["reasoning", "message"], index: int, item_id: ItemId) -> None:
         self.kind = kind
@@ -217,7 +217,7 @@ class ResponseWriter:
         yield from self._written(f"response.{body['status']}", response=body)
 
     def _done(self, one: _Begun, status: ItemStatus, rows: Rows) -> Iterator[bytes]:
-        """The events that end an item of reasoning or text."""
+        """The events at the end of an item of reasoning or text."""
         text = one.text
         if one.kind == "reasoning":
             yield self._of_part(one, "response.reasoning_text.done", text=text)
@@ -232,14 +232,14 @@ class ResponseWriter:
         yield from self._written("response.output_item.done", output_index=one.index, item=self._item(one, rows))
 
     def _item(self, one: _Begun, rows: Rows) -> OutputItem:
-        """An item that is done, to be written once more."""
+        """A done item, to be written once more."""
         assert one.item is not None, "an item is written when it is done"
         if one.item["type"] == "message":
             return message_item(self._turn, one.text, one.item["status"], rows())
         return one.item
 
     def _call(self, item: FunctionCallOutput | CustomCallOutput | SearchCallOutput, index: int) -> Iterator[bytes]:
-        """The events of a call, which is whole."""
+        """The events of a call; it is whole."""
         where = {"item_id": item["id"], "output_index": index}
         match item["type"]:
             case "function_call":
@@ -271,7 +271,7 @@ class ResponseWriter:
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), json_whole(self._numbered(kind, fields)))
 
     def _written(self, kind: str, **fields: object) -> Iterator[bytes]:
-        """The same of an event that may be large, in fragments."""
+        """The same of an event, large or small, in fragments."""
         yield b"event: %b\ndata: " % kind.encode()
         yield from json_pieces(self._numbered(kind, fields))
         yield b"\n\n"
@@ -282,8 +282,8 @@ class ResponseWriter:
 
 
 def failure_code(error: StenographError) -> str:
-    """The code of an error where no status can be sent any more, in the words that Responses' clients act on: some are
-    final to them, `server_error` is tried again."""
+    """The code of an error after the status was sent, in words for Responses' clients: some are final to them,
+    `server_error` is tried again."""
     if isinstance(error, ContextLengthExceeded):
         return "context_length_exceeded"
     if isinstance(error, BudgetSpent):

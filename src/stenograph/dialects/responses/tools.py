@@ -1,6 +1,6 @@
 """Tools of Responses: functions, namespaces of them, custom tools and a client's tool search, as functions. Pure.
 
-Owns what a tool is called below this dialect, and in which form a call of it goes back to its client. Hosted tools are
+Owns a tool's name below this dialect, and the form of its calls as they go back to the client. Hosted tools are
 recorded and not shown.
 """
 
@@ -28,7 +28,7 @@ CallKind = Literal["function", "custom", "search"]
 
 
 class CallForm(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The form in which a client knows a tool: its kind, its own name, and its namespace if it is in one."""
+    """The client's form of a tool: its kind, its own name, and its namespace if it is in one."""
 
     name: str
     kind: CallKind = "function"
@@ -118,7 +118,7 @@ _SYNTAXES = ("lark", "regex")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownTool:
-    """A tool as it is shown, its pointer, and the form of its calls. `input_format` is that of a custom tool."""
+    """A tool as it is shown, its pointer, and the form of its calls. `input_format` is a custom tool's."""
 
     tool: Tool
     at: str
@@ -128,14 +128,14 @@ class ShownTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolList:
-    """The tools of a request: those that are shown, and those that are recorded, as JSON."""
+    """The tools of a request: the shown ones, and the recorded ones, as JSON."""
 
     shown: tuple[ShownTool, ...] = ()
     hosted: tuple[Raw, ...] = field(default=())
 
 
 def forms_of(tools: Iterable[ShownTool]) -> dict[str, CallForm]:
-    """The forms of the calls that are not those of functions by their own names."""
+    """The forms of the calls, without those of functions by their own names."""
     return {one.tool.name: one.form for one in tools if one.form != CallForm(name=one.tool.name)}
 
 
@@ -205,7 +205,7 @@ def decode_choice(wire: Unread, tools: Sequence[ShownTool]) -> ToolChoice:
 
 
 def found_tools(wire: Sequence[Raw], at: str) -> Sequence[ShownTool]:
-    """The tools that a search has found. Raises as `decode_tools`."""
+    """The tools found by a search. Raises as `decode_tools`."""
     found: list[ShownTool] = []
     for index, raw in enumerate(wire):
         place = f"{at}/{index}"
@@ -289,7 +289,7 @@ def _search(wire: SearchSpec, at: str) -> ShownTool:
 
 
 def _check_names(found: Sequence[ShownTool]) -> None:
-    """Raise InvalidRequest for two tools of one name: a call would say neither which."""
+    """Raise InvalidRequest for two tools of one name: a call could mean either."""
     seen: dict[str, str] = {}
     for one in found:
         if one.tool.name in seen:
