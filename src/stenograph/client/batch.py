@@ -52,7 +52,7 @@ class Rollout(Generic[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class RolloutGroup(Generic[T]):
-    """The rollouts of one task. `rollouts` are those that count, in the order of their ends; `others` the rest.
+    """The rollouts of one task. `rollouts` are the counted ones, in the order of their ends; `others` the rest.
 
     `index` is the number of the task among the batch's.
     """
@@ -90,7 +90,7 @@ class RolloutError:
 
     @classmethod
     def of(cls, rollouts: "Iterable[Rollout[T]]") -> "RolloutError":
-        """The failure that these rollouts share; the first one's error stands for all."""
+        """The common failure of these rollouts; the first one's error stands for all."""
         failed = [rollout for rollout in rollouts if rollout.error is not None]
         first = failed[0].error
         assert first is not None, "these have failed"
@@ -101,13 +101,13 @@ class RolloutError:
 
     @property
     def count(self) -> int:
-        """Rollouts that failed so."""
+        """Rollouts with this failure."""
         return self.ends.total()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class RolloutBatch(Generic[T]):
-    """`groups` are whole, in the order of their tasks, at most `keep_groups`; `others` all others that began."""
+    """`groups` are whole, in the order of their tasks, at most `keep_groups`; `others` all other begun ones."""
 
     groups: tuple[RolloutGroup[T], ...]
     others: tuple[RolloutGroup[T], ...]
@@ -116,7 +116,7 @@ class RolloutBatch(Generic[T]):
 
     @property
     def rollouts(self) -> tuple[Rollout[T], ...]:
-        """The rollouts that count, of the whole groups."""
+        """The counted rollouts of the whole groups."""
         return tuple(rollout for group in self.groups for rollout in group.rollouts)
 
     def errors(self) -> tuple[RolloutError, ...]:
@@ -174,7 +174,7 @@ def _row(rollout: Rollout[T]) -> tuple[object, ...]:
 
 
 def error_place(error: BaseException) -> object:
-    """A key that failures alike share: the class and the line that raised; without a traceback, the message."""
+    """The common key of like failures: the class and the raising line; without a traceback, the message."""
     frames = traceback.extract_tb(error.__traceback__)
     return (type(error), *((frames[-1].filename, frames[-1].lineno) if frames else (error_line(error),)))
 

@@ -1,6 +1,6 @@
-"""HTTP calls that may be repeated: each is retried on its own until it succeeds, is refused, or its time is over.
+"""Repeatable HTTP calls: each is retried on its own until it succeeds, is refused, or its time is over.
 
-Every call that goes through here is safe to repeat: it reads, it ends in the same state, or it has an idempotency key.
+Every call here is safe to repeat: it reads, it ends in the same state, or it has an idempotency key.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ import aiohttp
 from stenograph.client.errors import BadPayload, ClientError, ServerRefused, ServerUnreachable, refusal
 
 KEEP_ALIVE_S = 4.0
-"""Seconds that an idle connection is kept: less than the server's five, so that none is used while it closes."""
+"""Seconds to keep an idle connection: less than the server's five, so none is used while it closes."""
 
 FIRST_PAUSE_S = 0.1
 MOST_PAUSE_S = 5.0
@@ -26,7 +26,7 @@ JsonObject = Mapping[str, object]
 
 
 class HttpCalls:
-    """A pool of connections, with the key that goes with each call."""
+    """A pool of connections, with the key for each call."""
 
     def __init__(self, *, api_key: str | None, call_timeout_s: float, retry_s: float) -> None:
         self._headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
@@ -99,7 +99,7 @@ class Retries:
     async def pause_or_raise(self, error: ClientError) -> None:
         """Wait before the next try, or raise `error` if another try is of no use or comes too late.
 
-        The first pause is none: most failures are of a connection that the server had closed.
+        The first pause is none: most failures are of a connection closed by the server.
         """
         if isinstance(error, ServerRefused) and not error.should_retry:
             raise error
@@ -123,7 +123,7 @@ def as_object(content: bytes, url: str) -> dict[str, object]:
 
 
 def _why(error: BaseException) -> str:
-    """The reason for which there is no answer, in the system's words: aiohttp's own name the address once more."""
+    """The reason for the lack of an answer, in the system's words: aiohttp's own name the address once more."""
     if isinstance(error, aiohttp.ClientConnectorError):
         number, strerror = error.os_error.errno, error.os_error.strerror
         return os.strerror(number) if number is not None and number > 0 else strerror or str(error)

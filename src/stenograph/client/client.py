@@ -1,4 +1,4 @@
-"""The client of one server, or of several: sessions that are deleted however they end, and batches of rollouts.
+"""The client of one server, or of several: sessions deleted however they end, and batches of rollouts.
 
 START READING HERE in this package. It knows the server by HTTP alone.
 """
@@ -23,15 +23,15 @@ from stenograph.client.session import RolloutSession, SessionFields
 T = TypeVar("T")
 
 REST_S = 10.0
-"""Seconds for which an address that did not answer is tried after the others."""
+"""Seconds for an unanswering address to be tried after the others."""
 
 CLOSE_S = 30.0
-"""Longest time that closing the client waits for sessions that are being deleted."""
+"""Longest wait in closing the client for sessions being deleted."""
 
 
 @dataclass(slots=True, eq=False)
 class ServerAddress:
-    """One server: its sessions that this client has open, and until when it is tried last."""
+    """One server: its sessions opened by this client, and until when it is tried last."""
 
     url: str
     num_open: int = 0
@@ -76,7 +76,7 @@ class Client:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait until every session that was being deleted is, then close the connections."""
+        """Wait until every pending deletion is done, then close the connections."""
         try:
             with contextlib.suppress(TimeoutError):
                 await self._settled()
@@ -86,14 +86,14 @@ class Client:
             await self._calls.__aexit__(kind, error, trace)
 
     async def _settled(self) -> None:
-        """Wait for the deletions, also those that follow from a session that was just being opened."""
+        """Wait for the deletions, also of a session just being opened."""
         async with asyncio.timeout(CLOSE_S):
             while self._owned:
                 await asyncio.wait(self._owned)
 
     @asynccontextmanager
     async def session(self, **fields: Unpack[SessionFields]) -> AsyncGenerator[RolloutSession]:
-        """A session, which is deleted at the end, also on an error and when the task is cancelled.
+        """A session, deleted at the end, also on an error and when the task is cancelled.
 
         A cancelled caller need not wait for the deletion; the client's end does.
         """
@@ -115,8 +115,8 @@ class Client:
     ) -> RolloutBatch[T]:
         """Run `agent(task, session)` for each task, `group_size` times, and collect rewards and samples.
 
-        `docs/client.md` has the options. An agent that fails is a `Rollout` with its error, never an exception here.
-        Raises TypeError for a string in the place of tasks, for an agent that is no `async def`, and the like.
+        `docs/client.md` has the options. A failing agent is a `Rollout` with its error, never an exception here. Raises
+        TypeError for a string in the place of tasks, for an agent other than an `async def`, and the like.
         """
         run = RolloutRun(
             self,
@@ -130,10 +130,10 @@ class Client:
         return await run.run()
 
     async def update_weights(self, model_path: str, *, version: str | None = None, timeout_s: float = 600.0) -> None:
-        """Let every server's engines sample with the weights in this folder, which the servers see, from now on.
+        """Let every server's engines sample with the weights in this folder from now on; the servers must see it.
 
-        Turns that run go on with the new ones; a sample says which token was sampled by which. `version` names them;
-        None counts on. Raises ServerRefused, with the reason, if one server does not take them: it keeps the old ones.
+        Running turns go on with the new ones; a sample has the version of each token. `version` names them; None counts
+        on. Raises ServerRefused, with the reason, if one server does not take them: it keeps the old ones.
         """
         body: dict[str, object] = {"model_path": model_path}
         if version is not None:
@@ -141,7 +141,7 @@ class Client:
         await self._administer("update_weights_from_disk", body, timeout_s)
 
     async def name_weights(self, version: str) -> None:
-        """Name the weights that the trainer has sent to the engines by itself."""
+        """Name the weights sent to the engines by the trainer itself."""
         await self._administer("update_weight_version", {"new_version": version})
 
     async def pause(self, mode: Literal["abort", "retract", "in_place"] = "in_place") -> None:
@@ -163,12 +163,12 @@ class Client:
                 raise answer
 
     async def num_sessions(self) -> int:
-        """Sessions that the servers have, of whomever; as far as one page of each shows them."""
+        """The servers' sessions, of whomever; as far as one page of each shows them."""
         pages = [await self._calls.json("GET", f"{address.url}/sessions?limit=1000") for address in self._addresses]
         return sum(len(cast("list[object]", page["sessions"])) for page in pages)
 
     async def _opened(self, fields: JsonObject) -> tuple[ServerAddress, RolloutSession]:
-        """A new session on the first address that opens one, in the order of their load.
+        """A new session on the first willing address, in the order of their load.
 
         The key of the call lets a broken connection be tried again without a second session.
         """
@@ -197,7 +197,7 @@ class Client:
         return RolloutSession(self._calls, id=session_id, base_url=f"{root}/v1", root_url=root, api_key=str(token))
 
     async def _deleted(self, opened: tuple[ServerAddress, RolloutSession]) -> None:
-        """Delete a session. A server that does not answer any more has none, or drops it when its ttl has passed."""
+        """Delete a session. A server without an answer has none, or drops it when its ttl has passed."""
         address, session = opened
         address.num_open -= 1
         with contextlib.suppress(ClientError):
@@ -206,9 +206,9 @@ class Client:
     async def _uncut(
         self, work: Coroutine[object, object, T], *, undo: Callable[[T], Coroutine[object, object, None]] | None = None
     ) -> T:
-        """The result of `work`, run in a task that a cancelled caller leaves running; the client's end awaits it.
+        """The result of `work`, run in a task; a cancelled caller leaves it running, and the client's end awaits it.
 
-        If the caller is cancelled, what the work made is undone once it is there.
+        If the caller is cancelled, the work's result is undone once it is there.
         """
         task = self._owns(work)
         try:

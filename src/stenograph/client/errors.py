@@ -1,4 +1,4 @@
-"""The errors of the client: what the server refused, by its codes, and what to do about each.
+"""The errors of the client: the server's refusals, by their codes, and the remedy for each.
 
     ClientError
     ├── ServerUnreachable     no server answered, after the retries
@@ -12,7 +12,7 @@
         ├── TryLater          limits, draining, the engine or the store away: the client has retried it already
         └── ServerFault       the server is at fault; its log has the traceback
 
-Which class a code has follows from the tree in `core.errors`: its branches say who broke it.
+The class of a code follows from the tree in `core.errors`: its branches say who broke it.
 """
 
 import json
@@ -33,11 +33,11 @@ class ServerUnreachable(ClientError):
 
 
 class BadPayload(ClientError):
-    """The answer is not what a Stenograph server sends: another server, or another version."""
+    """The answer is not a Stenograph server's: another server, or another version."""
 
 
 class AgentFailure(ClientError):
-    """Raise it in an agent that failed by its own fault or the policy's; `reward` is what its rollout has then."""
+    """Raise it in an agent on a failure by its own fault or the policy's; `reward` is then its rollout's."""
 
     def __init__(self, message: str, *, reward: float | Mapping[str, float] | None = None) -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ class AgentFailure(ClientError):
 
 
 class InfraFailure(ClientError):
-    """Raise it in an agent where something failed that the policy cannot help: the rollout is run again."""
+    """Raise it in an agent on a failure beyond the policy's control: the rollout is run again."""
 
 
 class ServerRefused(ClientError):
@@ -133,13 +133,13 @@ def _class_of(leaf: type[server.StenographError]) -> type[ServerRefused]:
 
 
 CLASSES: Mapping[str, type[ServerRefused]] = {leaf.code: _class_of(leaf) for leaf in _leaves(server.StenographError)}
-"""By the server's code, the class of the error that the client raises."""
+"""By the server's code, the class of the client's error."""
 
 
 def refusal(call: str, status: int, headers: Mapping[str, str], body: bytes) -> ServerRefused:
     """The error of an answer with another status than 200 and 204. `call` names the call in the message.
 
-    A body that is no error of a Stenograph server is shown, cut; its class is by its status then.
+    A body other than a Stenograph server's error is shown, cut; its class is by its status then.
     """
     try:
         found = json.loads(body)

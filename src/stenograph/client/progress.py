@@ -15,7 +15,7 @@ LOG_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchProgress:
-    """The state of a batch after a change. Every rollout that has ended is in one of the four counts of ends.
+    """The state of a batch after a change. Every ended rollout is in one of the four counts of ends.
 
     `first_error` is the first failure of a rollout, `num_distinct_errors` how many there are by class and line.
     """
@@ -46,7 +46,7 @@ ProgressSink = Callable[[BatchProgress], None]
 
 
 MOST_LINES = 40
-"""Lines of a traceback that are printed, the last ones."""
+"""Lines of a traceback to print, the last ones."""
 
 
 class PrintedProgress:

@@ -1,9 +1,9 @@
-"""A batch of rollouts: groups, spare rollouts, time limits, and who is to blame for a failure.
+"""A batch of rollouts: groups, spare rollouts, time limits, and the blame for a failure.
 
-Owns which rollout runs next and when a group is whole. A rollout is one session and one run of the agent; it ends in a
-`Rollout` whatever happens in it. Over-sampling works in two ways that add up: more tasks than `keep_groups`, and
-`spares` beside each group's `group_size`. Once enough is whole, the other agents are cancelled and their sessions
-deleted, which aborts their turns at the engine.
+Owns the order of rollouts and the completion of groups. A rollout is one session and one run of the agent; it ends in a
+`Rollout` whatever happens in it. Over-sampling works in two additive ways: more tasks than `keep_groups`, and `spares`
+beside each group's `group_size`. Once enough is whole, the other agents are cancelled and their sessions deleted, so
+their turns are aborted at the engine.
 """
 
 import asyncio
@@ -30,12 +30,12 @@ T_contra = TypeVar("T_contra", contravariant=True)
 log = logging.getLogger(__name__)
 
 AGENT_END_S = 5.0
-"""Longest wait for a cancelled agent to end. One that goes on is left alone; its session is deleted all the same."""
+"""Longest wait for a cancelled agent to end. If it goes on, it is left alone; its session is deleted all the same."""
 _BUSY = (408, 429)
-"""Statuses of a request for which a server or an engine had no time or no place."""
+"""Statuses of a request without time or capacity for it at a server or an engine."""
 
 Agent = Callable[[T_contra, RolloutSession], Awaitable[Reward | None]]
-"""`await agent(task, session)` gives the rollout's reward, or None if that comes from elsewhere."""
+"""`await agent(task, session)` gives the rollout's reward, or None if it comes from elsewhere."""
 
 
 class BatchOptions(TypedDict, total=False):
@@ -63,7 +63,7 @@ class BatchOptions(TypedDict, total=False):
 
 
 class SessionOpener(Protocol):
-    """Opens sessions that are deleted at the end: a client."""
+    """Opens sessions, deleted at the end: a client."""
 
     def session(self, **fields: Unpack[SessionFields]) -> AbstractAsyncContextManager[RolloutSession]:
         """A session."""
@@ -142,7 +142,7 @@ class GroupState(Generic[T]):
     others: list[Rollout[T]] = field(default_factory=list[Rollout[T]])
 
     def close(self) -> None:
-        """End those that still run, and begin none."""
+        """End the running ones, and begin none."""
         if not self.stop.done():
             self.stop.set_result(None)
 
@@ -171,7 +171,7 @@ def task_list(tasks: object) -> list[object]:
 
 
 def check_kinds(agent: object, session: object, samples: object, progress: object) -> None:
-    """Raise TypeError for arguments of a batch that are no such thing."""
+    """Raise TypeError for arguments of a batch with another type."""
     for name, value in (("agent", agent), ("progress", progress)):
         if not callable(value):
             raise TypeError(f"{name} must be callable, got {repr_line(value)}")
@@ -262,7 +262,7 @@ class RolloutRun(Generic[T]):
         )
 
     async def _work(self) -> None:
-        """Run one rollout after the other until none is left that is needed."""
+        """Run one rollout after the other until none is needed."""
         while self._waiting:
             group = self._waiting.popleft()
             if group.stop.done():
@@ -277,7 +277,7 @@ class RolloutRun(Generic[T]):
             self._report()
 
     def _settle(self, group: GroupState[T], rollout: Rollout[T]) -> None:
-        """Put an ended rollout into its group; end what is not needed any more."""
+        """Put an ended rollout into its group; end rollouts not needed any more."""
         limits = self._limits
         self._ends[rollout.end] += 1
         if rollout.error is not None and rollout.end != "aborted":
@@ -369,7 +369,7 @@ class RolloutRun(Generic[T]):
         return await made
 
     async def _judged(self, task: "asyncio.Task[Reward | None]", session: RolloutSession) -> AgentEnd:
-        """The end of an agent that ended by itself, and whose fault it is."""
+        """The end of an agent by itself, and the one at fault."""
         error = asyncio.CancelledError("the agent cancelled itself") if task.cancelled() else task.exception()
         if isinstance(error, WrongAgent):
             raise error  # every rollout's would be
@@ -388,7 +388,7 @@ class RolloutRun(Generic[T]):
     async def _is_infra(self, error: BaseException, session: RolloutSession) -> bool:
         """Whether the policy and the agent are innocent: the server says how the agent's last request ended.
 
-        A server that cannot say it, or has lost the session, is to blame itself.
+        A server without an answer, or without the session, is to blame itself.
         """
         if isinstance(error, (InfraFailure, TryLater, *self._limits.infra_errors)):
             return True

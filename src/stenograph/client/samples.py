@@ -1,6 +1,6 @@
 """Samples as NumPy arrays, decoded once from the server's safetensors payload. Pure.
 
-The arrays are views of the payload: nothing is copied, and they are read-only. docs/samples.md says what each field is.
+The arrays are views of the payload: nothing is copied, and they are read-only. docs/samples.md explains each field.
 """
 
 import json
@@ -21,7 +21,7 @@ META = "_samples_meta"
 _DTYPES = {"I64": "<i8", "F64": "<f8", "U32": "<u4", "I32": "<i4", "U16": "<u2", "U8": "|u1"}
 
 ReplayRows = NDArray[np.uint8 | np.uint16 | np.uint32 | np.int32]
-"""Data that a trainer replays, a row for each token but the last, in the smallest type that holds it."""
+"""Data for a trainer's replay, a row for each token but the last, in the smallest sufficient type."""
 
 Reward = float | Mapping[str, float]
 """A reward: a number, or numbers by name."""
@@ -44,7 +44,7 @@ class SampleOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class VersionSpan:
-    """Tokens `[start, end)`, those of whom that were sampled were sampled by this version of the weights."""
+    """Tokens `[start, end)`: the sampled ones among them are of this version of the weights."""
 
     version: str
     start: int
@@ -53,11 +53,11 @@ class VersionSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DecodedSupport:
-    """The ids that could be sampled beside each of a sample's last R tokens.
+    """The ids open to sampling beside each of a sample's last R tokens.
 
-    Token i's are `ids[offsets[i] : offsets[i + 1]]`, ascending, the token among them; `ids` int32, `offsets` int64
-    [R + 1]. `is_known` bool [R]: where it is not set, the span is empty: a prompt's token, one that every id could have
-    been, or one of which it is not known (docs/samples.md). `vocab_size` is that of the model.
+    Token i's are `ids[offsets[i] : offsets[i + 1]]`, ascending, the token among them; `ids` int32, `offsets` int64 [R +
+    1]. `is_known` bool [R]: where it is not set, the span is empty: a prompt's token, one with every id possible, or
+    one without known ids (docs/samples.md). `vocab_size` is the model's.
     """
 
     ids: NDArray[np.int32]
@@ -82,7 +82,7 @@ class DecodedSupport:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class DecodedSample:
-    """One training row. T tokens, of which the last R = `response_length` come after the first prompt.
+    """One training row. T tokens; the last R = `response_length` come after the first prompt.
 
     `tokens` int64 [T]; `loss_mask` uint8 [R]; `log_probs` float64 [R], nats, 0.0 where the mask is 0: tempered ones,
     unless `logprobs_kind` says otherwise. `raw_log_probs` and `sampling_log_probs` [R] or None. `routed_experts`
@@ -130,9 +130,9 @@ class DecodedSample:
         return int(self.loss_mask.sum())
 
     def support(self) -> DecodedSupport | None:
-        """The ids that could be sampled, decoded anew at each call; None where no turn has them.
+        """The ids open to sampling, decoded anew at each call; None where no turn has them.
 
-        Raises BadPayload for bytes that are no support of these tokens.
+        Raises BadPayload for bytes other than a support of these tokens.
         """
         spans: dict[int, NDArray[np.int64]] = {}
         vocab_size = 0
@@ -238,7 +238,7 @@ def _decoded(payload: bytes) -> DecodedSamples:
 
 
 def _tensors(payload: bytes) -> dict[str, NDArray[np.generic]]:
-    """The tensors by name: eight bytes that say the length of the header, the header as JSON, the data."""
+    """The tensors by name: eight bytes for the length of the header, the header as JSON, the data."""
     start = 8 + int.from_bytes(payload[:8], "little")
     if len(payload) < start:
         raise ValueError("its header is cut")

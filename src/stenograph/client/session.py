@@ -1,4 +1,4 @@
-"""A session as a rollout has it: the address that its agent is given, and the calls when the agent is done."""
+"""A session as a rollout has it: its agent's address, and the calls when the agent is done."""
 
 import asyncio
 import contextlib
@@ -45,8 +45,8 @@ class SessionFields(TypedDict, total=False):
 
 
 def checked_reward(reward: object) -> Reward | None:
-    """A reward as plain floats: of whatever is a number, NumPy's and torch's too. Raises ValueError if it is none, or
-    not finite: a reward that the server would refuse."""
+    """A reward as plain floats: of any number, NumPy's and torch's too. Raises ValueError if it is none, or not finite:
+    the server would refuse it."""
     if reward is None:
         return None
     try:
@@ -66,8 +66,8 @@ class RolloutSession:
     """An open session. `base_url` is for OpenAI's clients, `root_url` for Anthropic's and Google's, with `api_key`.
 
     `api_key` is the agent's: the session's token, on a server without keys the session's id. By it an SDK's requests
-    belong to this session, also those of a tool that knows the server's address and the key alone. A token is good for
-    the session's turns, token counts and list of models, and for nothing else.
+    belong to this session, also those of a tool with only the server's address and the key. A token is good for the
+    session's turns, token counts and list of models, and for nothing else.
     """
 
     def __init__(self, calls: HttpCalls, *, id: str, base_url: str, root_url: str, api_key: str) -> None:  # noqa: A002
@@ -85,7 +85,7 @@ class RolloutSession:
     ) -> None:
         """Say how the rollout ended; it stands in the session's samples. A second call replaces the first.
 
-        Raises ValueError for a reward that is no finite number, or numbers by name.
+        Raises ValueError for a reward other than a finite number, or numbers by name.
         """
         body: dict[str, object] = {"reward": checked_reward(reward), "verdict": verdict}
         if detail is not None:
@@ -105,9 +105,9 @@ class RolloutSession:
         return cast("int", answer["aborted"])
 
     async def settle(self) -> None:
-        """Abort the running turns, and wait until what they sampled is recorded, at most `SETTLE_S` seconds.
+        """Abort the running turns, and wait until their tokens are recorded, at most `SETTLE_S` seconds.
 
-        An agent that goes on at once is aborted again.
+        If an agent goes on at once, it is aborted again.
         """
         deadline = asyncio.get_running_loop().time() + SETTLE_S
         while await self.abort() or any(row["ended"] is None for row in await self.ledger()):
@@ -124,7 +124,7 @@ class RolloutSession:
         return await self._calls.json("GET", f"{self.root_url}/drift")
 
     async def ledger(self) -> list[dict[str, object]]:
-        """The rows of all requests that named the session, in order."""
+        """The rows of all requests of the session, in order."""
         rows: list[dict[str, object]] = []
         after: object = 0
         while after is not None:
@@ -134,6 +134,6 @@ class RolloutSession:
         return rows
 
     async def delete(self) -> None:
-        """Delete the session; running turns are aborted. One that is gone already is no error."""
+        """Delete the session; running turns are aborted. An absent session is no error."""
         with contextlib.suppress(SessionGone):
             await self._calls.call("DELETE", self.root_url)

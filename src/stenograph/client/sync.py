@@ -57,7 +57,7 @@ class LoopThread:
 
 
 class SyncRolloutSession:
-    """A `RolloutSession` whose calls block."""
+    """A `RolloutSession` with blocking calls."""
 
     def __init__(self, session: RolloutSession, thread: LoopThread) -> None:
         self._session, self._thread = session, thread
@@ -95,11 +95,11 @@ class SyncRolloutSession:
 
 
 SyncAgent = Callable[[T, SyncRolloutSession], Reward | None]
-"""`agent(task, session)` gives the rollout's reward, or None if that comes from elsewhere."""
+"""`agent(task, session)` gives the rollout's reward, or None if it comes from elsewhere."""
 
 
 class SyncClient:
-    """A `Client` whose calls block. Use it as `with SyncClient("http://…") as client`."""
+    """A `Client` with blocking calls. Use it as `with SyncClient("http://…") as client`."""
 
     def __init__(
         self,
@@ -151,10 +151,10 @@ class SyncClient:
         samples: SampleOptions | None = None,
         **options: Unpack[BatchOptions],
     ) -> RolloutBatch[T]:
-        """As `Client.rollouts`, with an agent that blocks: each of its runs has a thread.
+        """As `Client.rollouts`, with a blocking agent: each of its runs has a thread.
 
-        A thread cannot be cancelled: an agent that is not needed any more, or is too late, gets 404 for its next
-        request, and is not waited for.
+        A thread cannot be cancelled: an agent no longer needed, or too late, gets 404 for its next request, and is not
+        waited for.
         """
         thread = self._open_thread()
         if not callable(agent):
@@ -194,7 +194,7 @@ class SyncClient:
 
 
 async def _ended(work: Callable[[], R]) -> R:
-    """The result of `work`, run in a thread that nobody waits for if this is cancelled."""
+    """The result of `work`, run in a thread, left alone if this is cancelled."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[R] = loop.create_future()
 
