@@ -1,11 +1,11 @@
-"""`check_engine`: does an engine keep the laws of `engine.base`? For whoever writes an adapter, in one call of a test.
+"""`check_engine`: does an engine keep the laws of `engine.base`? For the author of an adapter, in one call of a test.
 
     async def test_my_engine_keeps_the_laws() -> None:
         report = await check_engine(my_engine)
         assert not report.not_offered.keys() - {"two_weight_versions"}
 
-`my_engine` makes an `EngineUnderTest` and cleans up behind it. A law for which it brings no hook is reported as not
-offered, never as kept; the laws themselves are in `laws` and `grammar_laws`.
+`my_engine` makes an `EngineUnderTest` and cleans up behind it. A law without a hook in it is reported as not offered,
+never as kept; the laws themselves are in `laws` and `grammar_laws`.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ Make = Callable[[], AbstractAsyncContextManager[EngineUnderTest]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conformance:
-    """The findings of a check: laws that were shown, and laws for which something was missing, by name."""
+    """The findings of a check: proven laws, and laws with something missing, by name."""
 
     engine: str
     shown: Collection[str]
@@ -35,9 +35,9 @@ class Conformance:
 
 
 async def check_engine(make: Make, *, deadline_s: float = 60.0) -> Conformance:
-    """Test every law on engines that `make` starts, one or two of them. `deadline_s` is for each law.
+    """Test every law on engines started by `make`, one or two of them. `deadline_s` is for each law.
 
-    Raises AssertionError, naming each law that is broken and how.
+    Raises AssertionError, naming each broken law and how.
     """
     outcomes: dict[str, NotOffered | AssertionError | None] = {}
     name = ""
@@ -84,7 +84,7 @@ async def _shown(show: Law, lab: Lab, deadline_s: float) -> None:
 
 
 def _first_of(error: Exception) -> Exception:
-    """The error itself, or the first of a group of tasks that ran side by side."""
+    """The error itself, or the first of a group of parallel tasks."""
     if not isinstance(error, ExceptionGroup):
         return error
     return _first_of(cast("ExceptionGroup[Exception]", error).exceptions[0])

@@ -1,4 +1,4 @@
-"""Invariants of guided decoding: an output in the language, or a refusal; never a constraint that is ignored."""
+"""Invariants of guided decoding: an output in the language, or a refusal; never an ignored constraint."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from stenograph.text.json_calls import HERMES
 from stenograph.text.reply_syntax import ReplySyntax
 
 NUM_SEEDS, MOST_SEEDS = 4, 32
-"""Draws of each grammar, since a model that knows nothing of it goes several ways; more until one is whole."""
+"""Draws of each grammar, since a model without knowledge of it goes several ways; more until one is whole."""
 MAX_TOKENS, MAX_CALL_TOKENS = 64, 128
 
 _REGEX = "[0-9]{3}-(ab|cd)"
@@ -34,12 +34,12 @@ _CALLS = [
     for ok in ("true", "false")
     for size in ("small", "large")
 ]
-"""All that it can be called with."""
+"""All its possible arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Language:
-    """A grammar's source, whether a text is in its language, and whether a text can be the beginning of one that is."""
+    """A grammar's source, whether a text is in its language, and whether a text can be the beginning of one in it."""
 
     source: str
     holds: Callable[[str], bool]
@@ -85,7 +85,7 @@ _LANGUAGES: Mapping[GrammarKind, _Language] = {
 
 
 async def keeps_grammar(lab: Lab, kind: GrammarKind) -> None:
-    """Outputs are in the language, whatever the seed; a kind that the engine has not is refused."""
+    """Outputs are in the language, whatever the seed; a kind unknown to the engine is refused."""
     language = _LANGUAGES[kind]
     grammar = Grammar(kind=kind, source=language.source)
     if kind in lab.capabilities.grammars:
@@ -95,7 +95,7 @@ async def keeps_grammar(lab: Lab, kind: GrammarKind) -> None:
 
 
 async def forces_a_call(lab: Lab) -> None:
-    """Under the grammar of a forced call, of a kind that the engine has, outputs are calls in their syntax."""
+    """Under the grammar of a forced call, of a kind known to the engine, outputs are calls in their syntax."""
     kinds = lab.capabilities.grammars
     grammar = forced_calls(
         [_TOOL],

@@ -18,7 +18,7 @@ from stenograph.engine.base import Capabilities, Engine, GenerateRequest
 from stenograph.engine.validate import TurnCollector
 
 POLL_S = 0.005
-"""Between two looks at a state that nobody tells of."""
+"""Between two looks at a state without notification."""
 
 _CHAT = ChatRequest(
     messages=(Message(role=Role.USER, content="hi"),), messages_json=b'[{"role":"user","content":"hi"}]'
@@ -28,26 +28,26 @@ Act = Callable[[], Awaitable[None]]
 
 
 class NotOffered(Exception):
-    """Neither the engine nor its tester has what a law is about; the message says what is missing."""
+    """Neither the engine nor its tester has the subject of a law; the message names it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineUnderTest:
-    """A started engine, and what its tester knows of it and can do to it beyond the interface.
+    """A started engine, with its tester's knowledge and means beyond the interface.
 
-    `prompt` is ids that the model goes on from, `decode` the text of sampled ids, control tokens left out. Turns have
+    `prompt` is ids for the model to go on from, `decode` the text of sampled ids, control tokens left out. Turns have
     `num_tokens` tokens, and `num_long_tokens` where something has to happen before they end. Logprobs of the same
-    tokens agree to `tolerance_nats`, and of two tokens that are as likely to that precision either may be the greedy
-    one. `not_offered` names laws that this engine is known not to keep, and why.
+    tokens agree to `tolerance_nats`, and of two tokens equally likely to this precision either may be the greedy one.
+    `not_offered` names laws known to be broken by this engine, and why.
 
-    Hooks; None is what the engine does not offer. `seen_ids`: the prompt as the model got it. `score`: (ids, n) to the
-    teacher-forced ln p of `ids[n:]` in the softmax of the logits; `score_at`: the same with a temperature by which they
-    are divided. `num_running`: the engine's own count of generations, not the adapter's. `pause`
-    and `resume`: nothing is drawn in between. `set_weight_version`: what the next tokens are drawn by. `kill` and
-    `revive`: the engine dies without a word, paused or not, and comes back, which may take a while.
-    `max_sequence_tokens`: the longest sequence, where it is short enough to be tried. `stops_beside_ignore_eos`: stop
-    tokens end a turn also where the model's own end is to be ignored. `aborts_in_pause`: an abort is not forgotten
-    where its turn has not begun because the engine is paused.
+    Hooks; None: the engine does not offer it. `seen_ids`: the prompt as the model got it. `score`: (ids, n) to the
+    teacher-forced ln p of `ids[n:]` in the softmax of the logits; `score_at`: the same with the logits divided by a
+    temperature. `num_running`: the engine's own count of generations, not the adapter's. `pause` and `resume`: nothing
+    is sampled in between. `set_weight_version`: the weights of the next tokens. `kill` and `revive`: the engine dies
+    without a word, paused or not, and comes back, perhaps after a while. `max_sequence_tokens`: the longest sequence,
+    where it is short enough to be tried. `stops_beside_ignore_eos`: stop tokens end a turn also where the model's own
+    end is to be ignored. `aborts_in_pause`: an abort is not forgotten where its turn has not begun because the engine
+    is paused.
     """
 
     engine: Engine
@@ -77,7 +77,7 @@ class EngineUnderTest:
 
 
 class Lab:
-    """One engine under test: requests are made and drawn here, and what came of them is compared."""
+    """One engine under test: requests are made and sampled here, and their outcomes compared."""
 
     def __init__(self, under_test: EngineUnderTest) -> None:
         self.under_test = under_test
@@ -90,17 +90,17 @@ class Lab:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The capabilities that it reports."""
+        """Its reported capabilities."""
         return self.under_test.engine.capabilities
 
     @property
     def long_tokens(self) -> dict[str, Any]:
-        """Parameters of a turn that is still under way when something is done to it."""
+        """Parameters of a turn still under way when something is done to it."""
         return {"max_tokens": self.under_test.num_long_tokens}
 
     @property
     def endless(self) -> dict[str, Any]:
-        """Parameters of a turn that stop tokens may end, and nothing of the model's own."""
+        """Parameters of a turn with stop tokens for an end, and none of the model's own."""
         if self.under_test.stops_beside_ignore_eos:
             return {"ignore_eos": True}
         return {"ignore_eos": False, "logit_bias": tuple((id_, -100.0) for id_ in sorted(self.under_test.eos_ids))}
@@ -118,12 +118,12 @@ class Lab:
         )
 
     async def draw(self, request: GenerateRequest) -> SampledTurn:
-        """The whole turn, checked as the server checks it. Raises what `generate` raises, and UpstreamInvalid."""
+        """The whole turn, checked as the server checks it. Raises as `generate` does, and UpstreamInvalid."""
         async with aclosing(self.engine.generate(request)) as chunks:
             return await self.rest(request, chunks)
 
     async def rest(self, request: GenerateRequest, chunks: AsyncGenerator[Chunk, None], *taken: Chunk) -> SampledTurn:
-        """A turn of which some chunks are taken already."""
+        """A turn with some chunks taken already."""
         collector = TurnCollector(
             vocab_size=self.capabilities.vocab_size,
             max_tokens=request.params.max_tokens,
@@ -136,11 +136,11 @@ class Lab:
         return collector.result()
 
     async def greedy(self, prompt: Sequence[int] = (), **params: Any) -> SampledTurn:
-        """A turn that is sampled greedily."""
+        """A greedily sampled turn."""
         return await self.draw(self.request(prompt, **params))
 
     def text(self, turn: SampledTurn) -> str:
-        """A turn's text, without the token that ended it."""
+        """A turn's text, without its end token."""
         ends_in_token = turn.finish.reason is FinishReason.STOP and isinstance(turn.finish.matched, int)
         return self.under_test.decode(turn.ids[: len(turn.ids) - ends_in_token])
 
@@ -157,11 +157,11 @@ class Lab:
         assert 400 <= status < 500, f"{what} was answered with the status {status}"
 
     async def wait(self) -> None:
-        """Let a while pass between two looks at what nobody tells of."""
+        """Let a while pass between two looks at a state without notification."""
         await asyncio.sleep(POLL_S)
 
     async def until_running(self, num_generations: int) -> None:
-        """Wait until the engine itself says that it runs so many. Raises NotOffered where it does not say."""
+        """Wait until the engine itself counts so many running. Raises NotOffered where it does not say."""
         if self.under_test.num_running is None:
             raise NotOffered("a count of what the engine runs: num_running")
         while await self.under_test.num_running() != num_generations:

@@ -1,7 +1,7 @@
-"""The laws of engines (`engine.base`), each as a function that shows it on an engine, or fails.
+"""The laws of engines (`engine.base`), each as a function: it shows the law on an engine, or fails.
 
-A law raises AssertionError where it is broken and NotOffered where there is nothing to show it on; whatever else an
-engine raises breaks the law too. Those of `LAST_LAWS` leave an engine behind that cannot be used any more.
+A law raises AssertionError where it is broken and NotOffered where there is nothing to show it on; any other error of
+an engine breaks the law too. Those of `LAST_LAWS` leave an unusable engine behind.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ NUM_TOGETHER = 8
 NUM_TRIES = 5
 """The number of tries for a race between two events."""
 HEARD_S = 1.0
-"""Within which an engine that stands still hears of an abort, if it hears anything then."""
+"""Time for a paused engine to hear of an abort, if it hears anything then."""
 STILL_S = 0.05
-"""The time for which a paused engine is watched."""
+"""The time of watching a paused engine."""
 
 _GONE = (EngineUnavailable, UpstreamUnreachable)
 
@@ -34,7 +34,7 @@ _GONE = (EngineUnavailable, UpstreamUnreachable)
 
 
 async def ids_and_logprobs(lab: Lab) -> None:
-    """Every token has its id and its logprob; the last chunk alone has the finish; what is cached is of the prompt."""
+    """Every token has its id and its logprob; the last chunk alone has the finish; cached tokens are the prompt's."""
     request = lab.request()
     turn = await lab.draw(request)
     assert turn.ids, "no token was drawn"
@@ -46,7 +46,7 @@ async def ids_and_logprobs(lab: Lab) -> None:
 
 
 async def prompt_as_it_is(lab: Lab) -> None:
-    """A turn, cut anywhere, goes on as it went: what was drawn comes in again as the very ids that it was."""
+    """A turn, cut anywhere, goes on as it went: the sampled tokens come in again as the very same ids."""
     request = lab.request()
     whole = await lab.draw(request)
     if lab.under_test.seen_ids is not None:
@@ -59,7 +59,7 @@ async def prompt_as_it_is(lab: Lab) -> None:
 
 
 async def alternatives(lab: Lab) -> None:
-    """Each token comes with as many alternatives as were asked for, of which the greedy one is the likeliest."""
+    """Each token comes with as many alternatives as were asked for, and the greedy one is the likeliest."""
     try:
         turn = await lab.greedy(num_top_logprobs=2)
     except CallerError as error:
@@ -77,7 +77,7 @@ async def alternatives(lab: Lab) -> None:
 
 
 async def streams_tokens(lab: Lab) -> None:
-    """An engine that streams gives tokens while it draws; one that does not gives one chunk."""
+    """A streaming engine gives tokens while it samples; any other gives one chunk."""
     request = lab.request()
     async with aclosing(lab.engine.generate(request)) as chunks:
         taken = [chunk async for chunk in chunks]
@@ -108,7 +108,7 @@ async def greedy_repeats(lab: Lab) -> None:
 
 
 async def seeds_repeat(lab: Lab) -> None:
-    """A seed says what is drawn, and another seed says something else."""
+    """A seed fixes the sampled tokens, and another seed gives others."""
     drawn = [[await lab.greedy(temperature=1.0, seed=seed) for _ in range(2)] for seed in range(1, 5)]
     for seed, (one, other) in enumerate(drawn, start=1):
         assert list(one.ids) == list(other.ids), f"seed {seed} drew {list(one.ids)}, and {list(other.ids)}"
@@ -116,7 +116,7 @@ async def seeds_repeat(lab: Lab) -> None:
 
 
 async def together_as_alone(lab: Lab) -> None:
-    """Requests that run at the same time draw what each draws alone."""
+    """Requests sample the same tokens side by side as alone."""
     base = await lab.greedy(max_tokens=NUM_TOGETHER)
     prompts = [[*lab.under_test.prompt, *base.ids[:num]] for num in range(len(base.ids))]
     alone = [await lab.greedy(prompt) for prompt in prompts]
@@ -155,7 +155,7 @@ async def stops_at_token_id(lab: Lab) -> None:
 
 
 async def stops_at_string(lab: Lab) -> None:
-    """A stop string ends a turn at the token that completes it, also across tokens, and all its ids are kept."""
+    """A stop string ends a turn at its completing token, also across tokens, and all its ids are kept."""
     free = await lab.greedy(**lab.long_tokens)
     stops = _stop_strings(lab, free)
     if not stops:
@@ -197,7 +197,7 @@ async def stops_after_the_least_number(lab: Lab) -> None:
 
 
 async def stops_at_length(lab: Lab) -> None:
-    """A turn has as many tokens as it may, and says that this was why."""
+    """A turn has as many tokens as it may, and gives this as the reason."""
     for num_tokens in (1, 2, lab.under_test.num_tokens):
         turn = await lab.greedy(max_tokens=num_tokens)
         assert turn.finish == Finish(reason=FinishReason.LENGTH), f"it ended by {turn.finish}"
@@ -205,7 +205,7 @@ async def stops_at_length(lab: Lab) -> None:
 
 
 async def refuses_what_is_too_long(lab: Lab) -> None:
-    """The longest prompt that leaves room for a token is answered, and one token more is refused."""
+    """The longest prompt with space for a token is answered, and one token more is refused."""
     longest = lab.under_test.max_sequence_tokens
     if longest is None:
         raise NotOffered("a context that is short enough to be tried: max_sequence_tokens")
@@ -219,7 +219,7 @@ async def refuses_what_is_too_long(lab: Lab) -> None:
 
 
 async def abort_keeps_what_was_drawn(lab: Lab) -> None:
-    """An abort ends a turn with what it has drawn, and is told whether there was anything to end."""
+    """An abort ends a turn with its sampled tokens, and learns whether there was anything to end."""
     free = await lab.greedy(**lab.long_tokens)
     turn, was_running = await _aborted(lab, lab.request(**lab.long_tokens))
     for _ in range(NUM_TRIES - 1):
@@ -233,7 +233,7 @@ async def abort_keeps_what_was_drawn(lab: Lab) -> None:
 
 
 async def _aborted(lab: Lab, request: GenerateRequest) -> tuple[SampledTurn, bool]:
-    """A turn that is aborted once it has drawn, or, where that is not seen, once it has begun."""
+    """A turn aborted once it has sampled, or, where this is not visible, once it has begun."""
     if lab.capabilities.streams:
         async with aclosing(lab.engine.generate(request)) as chunks:
             first = await anext(chunks)
@@ -252,7 +252,7 @@ async def _aborted(lab: Lab, request: GenerateRequest) -> tuple[SampledTurn, boo
 
 
 class _Held:
-    """Holds a pausing engine still, so that what is begun in it does not end by itself."""
+    """Holds a pausing engine still, so turns begun in it do not end by themselves."""
 
     def __init__(self, lab: Lab) -> None:
         self._under_test = lab.under_test
@@ -267,7 +267,7 @@ class _Held:
 
 
 async def abort_of_the_unknown(lab: Lab) -> None:
-    """An abort of what does not run, or not any more, is no error, and touches nothing else."""
+    """An abort of an unknown or ended turn is no error, and touches nothing else."""
     over = lab.request()
     free = await lab.draw(over)
     assert not await lab.engine.abort(RequestId("law-of-nobody")), "an unknown id was said to run"
@@ -318,8 +318,8 @@ async def pause_and_resume(lab: Lab) -> None:
 
 
 async def two_weight_versions(lab: Lab) -> None:
-    """Each token says which weights it was drawn by, also where they change within a turn; an engine that cannot says
-    that they changed."""
+    """Each token names its weights, also where they change within a turn; an engine unable to do so reports the
+    change."""
     set_version = lab.under_test.set_weight_version
     if set_version is None:
         raise NotOffered("a way to change the weights: set_weight_version")
@@ -338,7 +338,7 @@ async def two_weight_versions(lab: Lab) -> None:
 
 
 async def _over_two_versions(lab: Lab, set_version: Callable[[str], Awaitable[None]]) -> SampledTurn:
-    """A turn within which the weights change, unless it is over before."""
+    """A turn with a change of the weights in it, unless it is over before."""
     await set_version("law-1")
     request = lab.request(**lab.long_tokens)
     async with aclosing(lab.engine.generate(request)) as chunks:
@@ -352,7 +352,7 @@ async def _over_two_versions(lab: Lab, set_version: Callable[[str], Awaitable[No
 
 
 async def counts_what_it_runs(lab: Lab) -> None:
-    """Its count has each generation that runs and none that has ended, and its statuses name each engine once."""
+    """Its count has each running generation and no ended one, and its statuses name each engine once."""
     await lab.greedy()
     assert lab.engine.num_running == 0, f"nothing runs, and it counts {lab.engine.num_running}"
     async with aclosing(lab.engine.generate(lab.request(**lab.long_tokens))) as chunks:
@@ -367,7 +367,7 @@ async def counts_what_it_runs(lab: Lab) -> None:
 
 
 async def does_what_it_says(lab: Lab) -> None:
-    """An engine that is a server answers other requests, another refuses them; one that tokenizes makes ids of text."""
+    """A server engine answers other requests, another refuses them; a tokenizing one makes ids of text."""
     if lab.engine.forwards:
         answer = await lab.engine.forward("GET", "/v1/models", (), b"")
         assert answer.status == 200, f"GET /v1/models answered {answer.status}"
@@ -392,7 +392,7 @@ async def _refuses_to_forward(lab: Lab) -> None:
 
 
 async def refuses_garbage(lab: Lab) -> None:
-    """A prompt with an id that is none is refused, and nobody else is touched by it."""
+    """A prompt with an invalid id is refused, and nobody else is touched by it."""
     free = await lab.greedy()
     for id_ in (lab.capabilities.vocab_size, 2**31 - 1):
         await lab.check_refused(lab.request([*lab.under_test.prompt, id_]), f"the id {id_}")
@@ -401,7 +401,7 @@ async def refuses_garbage(lab: Lab) -> None:
 
 
 async def dies_clearly_and_comes_back(lab: Lab) -> None:
-    """Turns of an engine that dies end with an error that says so, and one that is back answers as before."""
+    """Turns of a dying engine end with an error to that effect, and a revived one answers as before."""
     kill, revive = lab.under_test.kill, lab.under_test.revive
     if kill is None or revive is None:
         raise NotOffered("a way to kill it: kill, revive")
@@ -421,7 +421,7 @@ async def dies_clearly_and_comes_back(lab: Lab) -> None:
 
 
 async def _gone_or_done(lab: Lab, request: GenerateRequest) -> bool:
-    """Whether a turn was lost with its engine; anything else that goes wrong is raised."""
+    """Whether a turn was lost with its engine; any other error is raised."""
     async with aclosing(lab.engine.generate(request)) as chunks:
         try:
             await lab.rest(request, chunks)
@@ -466,7 +466,7 @@ LAWS: Mapping[str, Law] = {
         *(refuses_garbage, dies_clearly_and_comes_back),
     )
 } | grammar_laws()
-"""All that can be shown on one engine, one after the other."""
+"""All laws for one engine, one after the other."""
 
 LAST_LAWS: Mapping[str, Law] = {closes.__name__: closes}
-"""Laws that close their engine: they come last."""
+"""Laws with the engine closed at their end: they come last."""

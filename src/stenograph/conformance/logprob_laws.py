@@ -1,5 +1,5 @@
-"""The laws of what tokens are sampled from: log-probabilities are those of the distribution that the engine's
-capabilities name, and supports have the ids that could be sampled."""
+"""The laws of the sampled distribution: log-probabilities are those of the distribution named by the engine's
+capabilities, and supports have the ids open to sampling."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _PARAMS: tuple[dict[str, Any], ...] = (
 
 
 async def logprobs_of_the_model(lab: Lab) -> None:
-    """Sampled tokens have the logprobs of a teacher-forced pass, of the kind that the engine's capabilities declare."""
+    """Sampled tokens have the logprobs of a teacher-forced pass, of the kind declared in the engine's capabilities."""
     if lab.under_test.score is None:
         raise NotOffered("a teacher-forced pass: score")
     for params in _PARAMS:
@@ -34,8 +34,8 @@ async def logprobs_of_the_model(lab: Lab) -> None:
 
 
 async def supports_of_tokens(lab: Lab) -> None:
-    """A session that asks for supports gets one with each token: at most the ids that truncation leaves, and among them
-    the token has the logprob of sampling that is reported. Who does not ask, or rules nothing out, gets none."""
+    """A session with supports requested gets one with each token: at most the ids left by truncation, and among them
+    the token has the reported logprob of sampling. Without the request, or with nothing ruled out, there is none."""
     if not lab.capabilities.reports_support:
         raise NotOffered("supports of tokens: reports_support")
     how: dict[str, Any] = {"temperature": 0.7, "top_k": 3, "seed": 5}
@@ -56,7 +56,7 @@ async def supports_of_tokens(lab: Lab) -> None:
 async def _forced_logprobs(
     lab: Lab, request: GenerateRequest, turn: SampledTurn
 ) -> dict[LogprobsKind, Sequence[float]]:
-    """The turn's logprobs by a teacher-forced pass: of each kind that the tester can score. Raises NotOffered."""
+    """The turn's logprobs by a teacher-forced pass: of each kind open to the tester's scoring. Raises NotOffered."""
     assert lab.under_test.score is not None
     ids, num_prompt, params = [*request.prompt.ids, *turn.ids], request.prompt.num_tokens, request.params
     forced = {LogprobsKind.RAW: await lab.under_test.score(ids, num_prompt)}
