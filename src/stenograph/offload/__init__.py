@@ -1,1 +1,1 @@
-"""Runs CPU work, so that the event loop never waits for it."""
+"""Runs CPU work, so the event loop never waits for it."""

@@ -1,10 +1,10 @@
 """Limits how many large bodies are read and decoded at a time; the others wait in their sockets.
 
-Under load the stall is not one slow decode, but one event-loop iteration that serves every ready connection. A slot is
-held around reading and decoding; whoever waits for one does not read, and flow control makes the other side wait. A
-slot asks for a least rate: a slower body has none and needs none, because it costs the loop nothing; so a peer
-that stalls or drips delays no other. Of the large ones that are whole, one is decoded at a time, or in one iteration;
-small ones arrive with one read, and a few of them are served in one iteration. Knows nothing of HTTP.
+Under load the stall is not one slow decode, but one event-loop iteration with every ready connection in it. A slot is
+held around reading and decoding; a waiter for one does not read, and flow control makes the other side wait. A slot
+asks for a least rate: a slower body has none and needs none, because it costs the loop nothing; so a stalled or
+dripping peer delays no other. Of the whole large ones, one is decoded at a time, or in one iteration; small ones arrive
+with one read, and a few of them are served in one iteration. Knows nothing of HTTP.
 """
 
 import asyncio
@@ -21,25 +21,25 @@ LARGE_BODY_BYTES = 64 * 1024
 DEFAULT_BODY_SLOTS = 2
 
 STALL_S = 0.05
-"""A body that brings less than the least rate for this long gives up its slot."""
+"""A body below the least rate for this long gives up its slot."""
 
 LEAST_BYTES_PER_S = 256 * 1024
-"""Slower bodies flow without a slot. A hundred of them together bring 25 MiB/s, a tenth of what one decoder takes."""
+"""Slower bodies flow without a slot. A hundred of them together bring 25 MiB/s, a tenth of one decoder's capacity."""
 
 SERVED_IN_A_PASS = 8
-"""Small bodies that are served in one event-loop iteration: each takes about half a millisecond, to the next wait."""
+"""Small bodies served in one event-loop iteration: each takes about half a millisecond, to the next wait."""
 
 
 class Source(Protocol):
-    """A body that gathers what comes, and hands it over a large part at a time."""
+    """A body in the making: gathers its pieces, and hands them over a large part at a time."""
 
     @property
     def num_pending(self) -> int:
-        """Bytes that have come, and are not handed over yet."""
+        """Bytes received, and not handed over yet."""
         ...
 
     def hand_over(self) -> None:
-        """Let whoever reads have what has come, at the latest once more comes."""
+        """Let the reader have the received bytes, at the latest once more come."""
         ...
 
 
@@ -51,15 +51,15 @@ class BodySlots:
         self._decoder = asyncio.Semaphore(1)
         self._num_slots = num_slots
         self.num_held = 0
-        """Slots that are held now; counted by them."""
+        """Slots held now; counted by them."""
         self.small = Passes(SERVED_IN_A_PASS)
-        """To wait for the event-loop iteration in which a small body is served."""
+        """To wait for the event-loop iteration of a small body."""
         self.large = Passes(1)
-        """To wait for the event-loop iteration in which a large body, which has a slot, is decoded on the loop: bodies
-        that flow side by side are whole in the same one."""
+        """To wait for the event-loop iteration of a large body with a slot, decoded on the loop: bodies flowing side by
+        side are whole in the same one."""
 
     def apart(self) -> "BodySlots":
-        """As many slots for bodies of another kind, which wait for none of these; small ones share its iterations."""
+        """As many slots for bodies of another kind: these wait for none of those; small ones share its iterations."""
         slots = BodySlots(self._num_slots)
         slots.small = self.small
         return slots
@@ -84,13 +84,13 @@ class BodySlots:
 
 
 class Passes:
-    """Serves a few waiters, or one, in each event-loop iteration, in order. A waiter holds nothing that can leak."""
+    """Serves a few waiters, or one, in each event-loop iteration, in order. A waiter holds nothing to leak."""
 
     def __init__(self, num_in_a_pass: int) -> None:
         self._num_in_a_pass = num_in_a_pass
         self._num_left = num_in_a_pass
         self._num_called = 0
-        """Waiters that are served in the next iteration; later ones queue behind them."""
+        """Waiters served in the next iteration; later ones queue behind them."""
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._is_counting = False
 
@@ -121,12 +121,12 @@ class Passes:
 
 
 def _most_ahead() -> float:
-    """Most bytes that count beyond the least rate: after `STALL_S` without any, none are left."""
+    """Most bytes counted beyond the least rate: after `STALL_S` without any, none are left."""
     return STALL_S * LEAST_BYTES_PER_S
 
 
 class Slot:
-    """One body's place among those that flow fast: held while it brings more than the least rate."""
+    """One body's place among the fast ones: held while it brings more than the least rate."""
 
     def __init__(self, owner: BodySlots, free: asyncio.Semaphore) -> None:
         self._owner = owner
@@ -134,10 +134,10 @@ class Slot:
         self.is_held = False
         self._stall: asyncio.TimerHandle | None = None
         self._num_ahead = 0.0
-        """Bytes that it had brought beyond the least rate at `_since`."""
+        """Bytes beyond the least rate at `_since`."""
         self._since = 0.0
         self._num_counted = 0
-        """Bytes of the piece under way that are counted in it already."""
+        """Bytes of the piece under way already counted in it."""
 
     async def take(self) -> None:
         """Wait for the slot. Does nothing if it is held."""
@@ -157,7 +157,7 @@ class Slot:
     async def piece(self, read: Awaitable[T], size: Callable[[T], int], source: Source | None = None) -> T:
         """Wait for the next piece of the body, of `size(piece)` bytes, and for the slot if it comes fast.
 
-        While a piece is long in coming the slot is given up; one that `source` gathers is, while too little comes.
+        While a piece is long in coming the slot is given up; with a `source`, while too little comes.
         """
         loop = asyncio.get_running_loop()
         self._since, self._num_counted = loop.time(), 0
@@ -179,7 +179,7 @@ class Slot:
         return piece
 
     def _check(self, loop: asyncio.AbstractEventLoop, source: Source | None) -> None:
-        """Its lead is used up: wait on for as long as what `source` has gathered meanwhile allows, or give it up."""
+        """Its lead is used up: wait on for as long as the bytes gathered meanwhile by `source` allow, or give it up."""
         num_pending = 0 if source is None else source.num_pending
         self._num_ahead = min(num_pending - self._num_counted, _most_ahead())
         self._since, self._num_counted = loop.time(), num_pending

@@ -30,7 +30,7 @@ class CollectorPause:
         return f"<CollectorPause {self._num_inside} inside>"
 
     def over(self, work: Callable[[], T], num_bytes: int) -> Callable[[], T]:
-        """Work on so much input, which pauses it if that is much."""
+        """Work on so much input; it pauses the collector if the input is large."""
         if num_bytes < UNCOLLECTED_FROM_BYTES:
             return work
 
@@ -42,7 +42,7 @@ class CollectorPause:
 
     @contextmanager
     def held(self) -> Generator[None]:
-        """Pause it, or join a pause, unless that had its share."""
+        """Pause it, or join a pause, unless the pause had its share."""
         has_joined = self._join()
         try:
             yield

@@ -1,6 +1,6 @@
-"""Values that cost to make: each is made once, however many ask for it at the same time, and the latest are kept.
+"""Costly values: each is made once, however many ask for it at the same time, and the latest are kept.
 
-Owns the values and their bound; knows neither what they are nor for how long they are true: whoever knows drops them.
+Owns the values and their bound; knows neither their kind nor for how long they are true: whoever knows drops them.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ class _KeptPlace(Generic[V]):
 
 
 class KeptValues(Generic[K, V]):
-    """The values that were asked for last, of at most `most` weight together."""
+    """The values last asked for, of at most `most` weight together."""
 
     def __init__(self, *, most: int, weigh: Callable[[V], int]) -> None:
         self._most = most
         self._weigh = weigh
         self._places: OrderedDict[K, _KeptPlace[V]] = OrderedDict()
         self.weight = 0
-        """That of all values that are kept."""
+        """The weight of all kept values."""
 
     def __repr__(self) -> str:
         return f"<KeptValues {len(self._places)} of weight {self.weight}>"
@@ -39,7 +39,7 @@ class KeptValues(Generic[K, V]):
         return len(self._places)
 
     def find(self, key: K) -> V | None:
-        """A value that is kept."""
+        """A kept value."""
         place = self._places.get(key)
         if place is None or not place.made:
             return None
@@ -47,8 +47,8 @@ class KeptValues(Generic[K, V]):
         return place.made[0]
 
     async def get(self, key: K, make: Callable[[], Awaitable[V]]) -> V:
-        """The value of a key. Of those who ask while it is made one makes it; where that one fails or is cancelled, it
-        alone does, and the next one makes it. Raises as `make` does."""
+        """The value of a key. Of several callers at a time one makes it; where this one fails or is cancelled, it alone
+        does, and the next one makes it. Raises as `make` does."""
         while (place := self._places.get(key)) is not None:
             if place.made:
                 self._places.move_to_end(key)
@@ -70,18 +70,18 @@ class KeptValues(Generic[K, V]):
         return value
 
     def drop(self, key: K) -> None:
-        """Forget a value, also one that is being made: whoever asks from now on gets another."""
+        """Forget a value, also one being made: a call from now on gets another."""
         if (place := self._places.get(key)) is not None:
             self._forget(key, place)
 
     def drop_where(self, is_over: Callable[[V], bool]) -> None:
-        """Forget the values of which this holds."""
+        """Forget the values with this property."""
         for key, place in list(self._places.items()):
             if place.made and is_over(place.made[0]):
                 self._forget(key, place)
 
     def _keep(self, key: K, place: _KeptPlace[V], weight: int) -> None:
-        """Keep a value in the room of those that were asked for longest ago; one that is too heavy alone is not."""
+        """Keep a value in place of those asked for longest ago; one too heavy by itself is not kept."""
         if weight > self._most:
             self._forget(key, place)
             return

@@ -1,7 +1,7 @@
-"""Measures how late the event loop is and, if configured, reports which callback held it.
+"""Measures how late the event loop is and, if configured, reports the callback behind it.
 
-A heartbeat is due every `PERIOD_S`; its lateness is how long any callback had to wait. A watchdog thread logs
-the stack of the loop's thread when the heartbeat is overdue: that names the callback that holds the loop.
+A heartbeat is due every `PERIOD_S`; its lateness is how long any callback had to wait. A watchdog thread logs the stack
+of the loop's thread when the heartbeat is overdue: it names the callback in the loop's way.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ PERIOD_S = 0.01
 """Between two heartbeats; a stall of this length is seen with certainty."""
 
 HELD_S = 0.05
-"""A loop that is held for longer than this is reported by the watchdog."""
+"""The watchdog reports a loop held for longer."""
 
 SHOWN_FRAMES = 12
 
@@ -65,7 +65,7 @@ class LoopLag:
 
 
 class Watchdog:
-    """A thread that logs the loop's stack, once for each time that it is held."""
+    """A thread to log the loop's stack, once for each time the loop is held."""
 
     def __init__(self, *, held_s: float = HELD_S, report: Callable[[str], None] | None = None) -> None:
         self._held_s = held_s
@@ -75,7 +75,7 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def start(self, loop_thread: int) -> None:
-        """Watch the loop that runs on this thread."""
+        """Watch the loop of this thread."""
         self.is_alive()
         self._thread = threading.Thread(
             target=self._watch, args=(loop_thread,), name="stenograph-loop-watchdog", daemon=True
@@ -83,7 +83,7 @@ class Watchdog:
         self._thread.start()
 
     def is_alive(self) -> None:
-        """Record that the loop is alive; call it from the loop."""
+        """Record a sign of life of the loop; call it from the loop."""
         self._last_beat = _CLOCK.monotonic()
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Runs work that holds the GIL on the event loop, in pieces, so that the loop serves others in between.
+"""Runs GIL-bound work on the event loop, in pieces, so the loop serves others in between.
 
 A thread would not help: the loop would wait for the GIL at each of its own system calls (docs/performance.md). At most
-one piece runs in each event-loop iteration, however many callers have work. Knows nothing of what the pieces are.
+one piece runs in each event-loop iteration, however many callers have work. Knows nothing of the pieces' content.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class LoopShare:
-    """The share of one loop that goes to work in pieces. First come, first served."""
+    """The share of one loop for work in pieces. First come, first served."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()

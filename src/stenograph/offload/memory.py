@@ -1,8 +1,8 @@
 """Works against two automatisms: malloc keeps freed memory, and the garbage collector scans long-lived records.
 
-glibc keeps freed memory for later, and under many threads and sizes that is most of a long-lived server's: of 11.8 KiB
-per turn after 10,000 turns of 4 KiB, 1.7 were live (docs/LOG.md). The garbage collector scans all that is kept,
-again and again. Without glibc, or without CPython, these functions do nothing.
+glibc keeps freed memory for later, and under many threads and sizes this is most of a long-lived server's: of 11.8 KiB
+per turn after 10,000 turns of 4 KiB, 1.7 were live (docs/LOG.md). The garbage collector scans all kept records, again
+and again. Without glibc, or without CPython, these functions do nothing.
 """
 
 import ctypes
@@ -39,10 +39,10 @@ _UNTRACK = _find_untrack()
 
 
 def untrack(parts: Iterable[object]) -> None:
-    """Take the parts of a record, which must be without cycles, out of what the garbage collector scans.
+    """Take the parts of a record, which must be without cycles, out of the garbage collector's scans.
 
-    That stops the whole process for a microsecond per object: 160 ms where 10,000 turns are kept. What its parts
-    themselves refer to is left alone. References are counted as ever, and free it. Source: CPython's C API,
+    A scan stops the whole process for a microsecond per object: 160 ms where 10,000 turns are kept. Objects referred to
+    by its parts are left alone. References are counted as ever, and free it. Source: CPython's C API,
     `PyObject_GC_UnTrack`.
     """
     for one in filter(gc.is_tracked, parts):  # another one may have no header for the garbage collector

@@ -30,9 +30,9 @@ class CpuPool:
         return f"<CpuPool {self._num_workers} workers>"
 
     async def run(self, work: Callable[[], T], *, num_bytes: int) -> T:
-        """Call `work`, inline if its input is small, else on a thread; return or raise what it does.
+        """Call `work`, inline if its input is small, else on a thread; return its result or raise its error.
 
-        If the caller is cancelled, work that has begun runs to its end and its result is dropped.
+        If the caller is cancelled, begun work runs to its end and its result is dropped.
         """
         if num_bytes < INLINE_BELOW_BYTES:
             result = work()  # a coroutine turns StopIteration into RuntimeError by itself
@@ -44,7 +44,7 @@ class CpuPool:
         return result
 
     def close(self) -> None:
-        """Drop what has not begun and let the threads end."""
+        """Drop work not begun and let the threads end."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 

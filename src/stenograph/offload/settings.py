@@ -14,7 +14,7 @@ def _default_cpu_workers() -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class OffloadSettings:
-    """Settings that keep work off the event loop."""
+    """Settings to keep work off the event loop."""
 
     cpu_workers: int = computed(
         _default_cpu_workers,
