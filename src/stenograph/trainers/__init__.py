@@ -1,1 +1,1 @@
-"""Rows for trainers: pure functions from decoded samples to what each trainer takes. Imports no trainer."""
+"""Rows for trainers: pure functions from decoded samples to each trainer's types. Imports no trainer."""

@@ -1,4 +1,4 @@
-"""Rows that are plain dicts: SkyRL, AReaL, OpenRLHF, NeMo RL, rLLM, and a padded batch for a loop of one's own. Pure.
+"""Rows as plain dicts: SkyRL, AReaL, OpenRLHF, NeMo RL, rLLM, and a padded batch for a loop of one's own. Pure.
 
 Arrays are NumPy; `torch.from_numpy` takes them as they are. Sources, read in 2026-08 (AReaL 2026-05): skyrl
 a9564572 train/generators/base.py `GeneratorOutput`, train/trainer.py; areal experimental/openai/types.py; openrlhf
@@ -41,9 +41,9 @@ def skyrl(
     """SkyRL's `GeneratorOutput`, step-wise: one row for each sample, `is_last_step` at each rollout's last.
 
     `trajectory_id(instance_id, repetition_id)` is its class `TrajectoryID`; None leaves pairs. The last row of a
-    rollout has its reward, the others 0.0, which SkyRL copies by the trajectory. A rollout that has no trained token is
-    one row that trains nothing, of its prompt or of `filler_id`, so that it counts in its group. `rollout_metrics` are
-    under SkyRL's names; `rollout_expert_indices` is None where no sample has experts.
+    rollout has its reward, the others 0.0; SkyRL copies it by the trajectory. A rollout without a trained token is one
+    row with nothing trained, of its prompt or of `filler_id`, so it counts in its group. `rollout_metrics` are under
+    SkyRL's names; `rollout_expert_indices` is None where no sample has experts.
     """
     rows = [
         row
@@ -89,7 +89,7 @@ def _skyrl_row(sample: DecodedSample) -> dict[str, object]:
 
 
 def _untrained(rollout: Rollout[T], filler_id: int) -> dict[str, object]:
-    """The row of a rollout that has no trained token; its response is one token, because SkyRL takes none without."""
+    """The row of a rollout without a trained token; its response is one token, because SkyRL takes none without."""
     prompts = (sample.tokens[: sample.prompt_length].tolist() for sample in rollout.samples or ())
     return {
         "prompt_token_ids": next(prompts, [filler_id]),
@@ -102,7 +102,7 @@ def _untrained(rollout: Rollout[T], filler_id: int) -> dict[str, object]:
 
 
 def _experts(out: Mapping[str, Sequence[object]]) -> list[object] | None:
-    """The experts of every row; those that train nothing have one route. Raises WrongRows if others lack them."""
+    """The experts of every row; untrained ones have one route. Raises WrongRows if others lack them."""
     column, masks = out["rollout_expert_indices"], cast("Sequence[Sequence[int]]", out["loss_masks"])
     found = next((row for row in column if row is not None), None)
     if found is None:
@@ -114,7 +114,7 @@ def _experts(out: Mapping[str, Sequence[object]]) -> list[object] | None:
 
 
 def _skyrl_metrics(out: Mapping[str, Sequence[object]]) -> dict[str, float]:
-    """The figures that SkyRL's own generators give with a batch. Source: its train/generators/utils.py."""
+    """The figures of SkyRL's own generators for a batch. Source: its train/generators/utils.py."""
     if not out["response_ids"]:
         return {}
     lengths = np.array([len(cast("Sequence[int]", row)) for row in out["response_ids"]])
@@ -148,7 +148,7 @@ def areal(
 
 
 def openrlhf(sample: DecodedSample, *, reward: float) -> dict[str, object]:
-    """A value that OpenRLHF's agent returns: tokens, `action_ranges` of the trained ones, own log-probabilities.
+    """A value for OpenRLHF's agent to return: tokens, `action_ranges` of the trained ones, own log-probabilities.
 
     The ranges are half-open. Its samples generator makes the rows of an `Experience` of it, without the first token.
     """
@@ -165,7 +165,7 @@ def openrlhf(sample: DecodedSample, *, reward: float) -> dict[str, object]:
 def nemo_rl(sample: DecodedSample) -> list[dict[str, object]]:
     """NeMo RL's `message_log`: a message for each run of tokens; its mask is where `generation_logprobs` stand.
 
-    Tokens that another sample trains are a `user`'s here, whoever wrote them.
+    Tokens trained by another sample are a `user`'s here, whoever wrote them.
     """
     rows = whole(sample)
     log: list[dict[str, object]] = []
@@ -191,7 +191,8 @@ class RllmStep(TypedDict):
 
 
 def rllm(sample: DecodedSample, *, version: VersionNumber | None = None) -> list[RllmStep]:
-    """rLLM's steps: one for each turn that the sample trains a token of. Its transform merges those with one prefix."""
+    """rLLM's steps: one for each turn with a token trained by the sample. Its transform merges those with one
+    prefix."""
     rows, sampled_by = whole(sample), versions(sample, version)
     steps: list[RllmStep] = []
     for turn in sample.turns:
@@ -236,6 +237,6 @@ def padded(
 
 
 def staleness(sample: DecodedSample, *, newest: int, version: VersionNumber | None = None) -> int | None:
-    """Versions between the newest and the oldest that sampled a trained token; None where none is known."""
+    """Versions between the newest and the oldest of a trained token; None where none is known."""
     oldest, _ = version_range(sample, version)
     return None if oldest is None else newest - oldest

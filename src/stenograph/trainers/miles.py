@@ -1,4 +1,4 @@
-"""Samples for miles and slime (2026-08): their `Sample`, made of the input sample that a rollout was asked for. Pure.
+"""Samples for miles and slime (2026-08): their `Sample`, made of a rollout's input sample. Pure.
 
 Both pad their rows over the response by `(prompt length - 1, 1)` before they compare them with the logits. Sources:
 miles/utils/types.py and slime/utils/types.py `Sample`; miles/ray/rollout/train_data_conversion.py;
@@ -38,14 +38,14 @@ def rollout_samples(
 ) -> list[Made]:
     """Deep copies of `input_sample`, a `Sample` of miles or slime, one for each decoded sample of its rollout.
 
-    Prompt, label, group and index stay the input's. Siblings share `rollout_id`, so that a rollout counts once: a field
-    where the class has it, and in `metadata` always. `reward` None leaves the samples' own, which is the outcome's.
+    Prompt, label, group and index stay the input's. Siblings share `rollout_id`, so a rollout counts once: a field
+    where the class has it, and in `metadata` always. `reward` None leaves the samples' own, from the outcome.
 
-    Without samples there is one, ABORTED, of two `filler_id` that trains nothing. Where the trainer replays, that one
-    needs `experts_shape` and `indexer_shape`, layers and top_k; indexer ids that an engine gave flat get that shape.
+    Without samples there is one, ABORTED, of two `filler_id` with nothing trained. Where the trainer replays, it needs
+    `experts_shape` and `indexer_shape`, layers and top_k; an engine's flat indexer ids get this shape.
 
-    `replays_top_p`: whether slime's `--rollout-top-p` is below 1, which it then replays: each sample has the ids that
-    could be sampled, and log-probabilities over them. None: where a turn was sampled with top_p. Raises WrongRows,
+    `replays_top_p`: whether slime's `--rollout-top-p` is below 1; it then replays: each sample has the ids open to
+    sampling, and log-probabilities over them. None: where a turn was sampled with top_p. Raises WrongRows,
     WrongTrainer.
     """
     names = {one.name for one in dataclasses.fields(input_sample)}  # type: ignore[arg-type]
@@ -98,7 +98,7 @@ def _identified(one: Any, names: set[str], rollout_id: int | None) -> Any:
 
 
 def _set_log_probs(one: Any, sample: DecodedSample, replays_top_p: bool) -> None:
-    """Tempered ones; where slime replays top_p, those over the ids that could be sampled, and these ids."""
+    """Tempered ones; where slime replays top_p, those over the ids open to sampling, and these ids."""
     if not replays_top_p:
         check_tempered(sample)
         one.rollout_log_probs = sample.log_probs.tolist()
@@ -122,7 +122,7 @@ def _by_layer(indexer: NDArray[np.int32] | None, shape: tuple[int, int] | None) 
 
 
 def _aborted(input_sample: Made, names: set[str], rollout_id: int | None, filler_id: int) -> Made:
-    """A sample that trains nothing, and that passes where a trained one does."""
+    """A sample with nothing trained, accepted wherever a trained one is."""
     kind: Any = type(input_sample)
     one: Any = copy.deepcopy(input_sample)
     one.tokens, one.response, one.response_length = [filler_id, filler_id], "", 1

@@ -1,7 +1,7 @@
-"""Rows for prime-rl (2026-08): `TrainingSample`, a msgspec struct that its orchestrator hands to the trainer. Pure.
+"""Rows for prime-rl (2026-08): `TrainingSample`, a msgspec struct from its orchestrator to the trainer. Pure.
 
 Its trainer shifts all arrays by itself. Sources: src/prime_rl/transports/rollouts/types.py; trainer/batch.py
-`prepare_sample`, which refuses RL tokens without advantages.
+`prepare_sample` (refuses RL tokens without advantages).
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ def training_samples(
     ref_kl_weight: float = 0.0,
     routed_experts: Callable[..., object] | None = None,
 ) -> list[Made]:
-    """`TrainingSample`s, one for each sample that trains a token; `make` is prime-rl's class.
+    """`TrainingSample`s, one for each sample with a trained token; `make` is prime-rl's class.
 
     All arrays are over T. `advantage` stands where the mask is set, else 0.0. `ce_weight` and `ref_kl_weight` are the
     weights of the other parts of its loss on trained tokens; 0.0 leaves a part out. With `advantage` None no token

@@ -1,4 +1,4 @@
-"""Parts of every trainer's rows: arrays over the whole sample, the shift, advantages, classes that fit. Pure.
+"""Parts of every trainer's rows: arrays over the whole sample, the shift, advantages, checks of classes. Pure.
 
 "Own" alignment: the value at index t is about token t. "Next": index t is about token t + 1, as a model's logits are.
 A decoded sample is own and over its last R tokens; `whole` and `shifted` are all the difference between trainers.
@@ -21,7 +21,7 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 Whole = TypeVar("Whole", np.int16, np.int32)
 
 NO_VERSION = -1
-"""The version of a token that no known version sampled: prompts, and where the engine did not report one."""
+"""The version of a token without a known version: prompts, and where the engine did not report one."""
 
 VersionNumber = Callable[[str], int]
 
@@ -31,13 +31,13 @@ class WrongRows(ValueError):
 
 
 class WrongTrainer(TypeError):
-    """A trainer's class has other fields than the version that its rows were written against."""
+    """A trainer's class has other fields than in the version behind its rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WholeRows:
     """Arrays over all T tokens, own: `mask` bool, `log_probs` float64 (0.0 where the mask is not set), `temperatures`
-    float64 (a prompt's tokens have that of the turn that they open)."""
+    float64 (a prompt's tokens have the following turn's)."""
 
     tokens: NDArray[np.int64]
     mask: NDArray[np.bool_]
@@ -61,8 +61,8 @@ def whole(sample: DecodedSample) -> WholeRows:
 
 
 def versions(sample: DecodedSample, version: VersionNumber | None = None) -> NDArray[np.int64]:
-    """The version that sampled each trained token [T], NO_VERSION elsewhere. Raises WrongRows if one is no number, and
-    `version` does not make it one."""
+    """The version of each trained token [T], NO_VERSION elsewhere. Raises WrongRows if one is no number, and `version`
+    does not make it one."""
     found = np.full(len(sample.tokens), NO_VERSION, np.int64)
     for span in sample.weight_spans:
         found[span.start : span.end] = _number(span.version, version)
@@ -87,13 +87,13 @@ def check_tempered(sample: DecodedSample) -> None:
 
 
 def runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Half-open spans of the tokens that are set, in order."""
+    """Half-open spans of the set tokens, in order."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
     return [(int(start), int(end)) for start, end in edges.reshape(-1, 2)]
 
 
 def version_range(sample: DecodedSample, version: VersionNumber | None = None) -> tuple[int | None, int | None]:
-    """The oldest and the newest version that sampled a trained token; None where none is known."""
+    """The oldest and the newest version of a trained token; None where none is known."""
     known = versions(sample, version)
     known = known[known != NO_VERSION]
     return (int(known.min()), int(known.max())) if len(known) else (None, None)
@@ -107,7 +107,7 @@ def with_zero_row(replay: ReplayRows | None) -> ReplayRows | None:
 
 
 def replay_as(dtype: type[Whole], replay: ReplayRows | None) -> NDArray[Whole] | None:
-    """A writable copy of a replay array in the type that a trainer takes. Raises WrongRows where an id does not fit."""
+    """A writable copy of a replay array in a trainer's type. Raises WrongRows where an id does not fit."""
     if replay is None:
         return None
     limits = np.iinfo(dtype)
@@ -117,14 +117,14 @@ def replay_as(dtype: type[Whole], replay: ReplayRows | None) -> NDArray[Whole] |
 
 
 def first_routes(layers: int, top_k: int) -> NDArray[np.int32]:
-    """Routes of one token that trains nothing: in each layer the first ids, which a router could have chosen."""
+    """Routes of one untrained token: in each layer the first ids, a possible choice of a router."""
     return np.tile(np.arange(top_k, dtype=np.int32), (1, layers, 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainedSupport:
-    """The ids that could be sampled beside each of the last R tokens: those of token i are `ids[offsets[i] :
-    offsets[i + 1]]`, both int32; none for a token that is not trained. `log_probs` [R] are normalized over them."""
+    """The ids open to sampling beside each of the last R tokens: those of token i are `ids[offsets[i] : offsets[i +
+    1]]`, both int32; none for an untrained token. `log_probs` [R] are normalized over them."""
 
     ids: NDArray[np.int32]
     offsets: NDArray[np.int32]
@@ -132,10 +132,10 @@ class TrainedSupport:
 
 
 def support_rows(sample: DecodedSample) -> TrainedSupport:
-    """The support of every trained token, for a trainer that normalizes over it.
+    """The support of every trained token, for a trainer normalizing over it.
 
     Raises WrongRows where truncation cut a turn's distribution and its support is not known, or where the
-    log-probabilities under the distribution that was sampled from are not.
+    log-probabilities under the sampling distribution are not.
     """
     if sample.sampling_log_probs is None and sample.num_trained:
         raise WrongRows(
@@ -159,13 +159,13 @@ def support_rows(sample: DecodedSample) -> TrainedSupport:
 
 _NONE = np.zeros(0, np.int32)
 _CUTS = ("top_p", "top_k", "min_p", "grammar", "min_tokens")
-"""Fields of a turn's row that say that ids were ruled out."""
+"""Fields of a turn's row with a sign of ids ruled out."""
 
 
 def _unlisted(
     turn: Mapping[str, object], sample: DecodedSample, place: int, support: DecodedSupport | None
 ) -> NDArray[np.integer[Any]]:
-    """The support of a trained token whose row lists none: the token alone if it was greedy, else every id."""
+    """The support of a trained token without one in its row: the token alone if it was greedy, else every id."""
     if turn["temperature"] == 0:
         return sample.tokens[sample.prompt_length + place :][:1]
     cuts = [name for name in _CUTS if name in turn]
@@ -184,7 +184,7 @@ def _unlisted(
 
 
 def number_of(reward: Reward | None) -> float | None:
-    """A reward as one number. Raises WrongRows for several without a name `reward`, which none can choose for you."""
+    """A reward as one number. Raises WrongRows for several without a name `reward`, as nobody can choose for you."""
     if not isinstance(reward, Mapping):
         return reward
     if len(reward) == 1 or "reward" in reward:
@@ -193,7 +193,7 @@ def number_of(reward: Reward | None) -> float | None:
 
 
 def advantages(groups: Iterable[RolloutGroup[T]], *, scaled: bool = True) -> Iterator[tuple[Rollout[T], float]]:
-    """Each rollout that counts, with its reward less its group's mean, `scaled` by the group's standard deviation.
+    """Each counted rollout, with its reward less its group's mean, `scaled` by the group's standard deviation.
 
     A rollout counts once, however many samples it has: give all of them its advantage. A rollout without a reward is
     left out, and so is its place in the mean. Groups of equal rewards have advantages of 0.
@@ -234,7 +234,7 @@ def built(make: Callable[..., Made], fields: Mapping[str, object], *, written_ag
 
 
 def _declared(make: object) -> set[str]:
-    """The names that a dataclass, a pydantic model, a msgspec struct or a typed dict declares; none of others."""
+    """The names declared by a dataclass, a pydantic model, a msgspec struct or a typed dict; none of others."""
     if dataclasses.is_dataclass(make):
         return {one.name for one in dataclasses.fields(make)}
     for attribute in ("model_fields", "__struct_fields__", "__annotations__"):

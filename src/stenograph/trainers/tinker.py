@@ -1,4 +1,4 @@
-"""Rows for tinker 0.38.0: `Datum`, whose rows are aligned with the logits. Pure.
+"""Rows for tinker 0.38.0: `Datum`, with rows aligned with the logits. Pure.
 
 Sources: tinker/types/datum.py; the cookbook's rl/data_processing.py.
 """
@@ -24,7 +24,7 @@ def datums(
     advantage: float,
     with_mask: bool = False,
 ) -> list[Made]:
-    """`Datum`s, one for each sample that trains a token; `make` is `Datum`, `model_input` is `ModelInput.from_ints`.
+    """`Datum`s, one for each sample with a trained token; `make` is `Datum`, `model_input` is `ModelInput.from_ints`.
 
     The input has no last token, the rows no first: `target_tokens` int64, `logprobs` and `advantages` float32, the last
     two 0 where nothing is trained. `with_mask` adds `mask` float32, as the cookbook keeps it; its losses refuse it.

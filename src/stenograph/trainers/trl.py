@@ -18,7 +18,7 @@ Made = TypeVar("Made")
 WRITTEN_AGAINST = "trl 1.16.0"
 
 REWARD_KEY = "rollout_reward"
-"""The name under which `rollout_rows` gives each rollout's reward to the reward functions."""
+"""The name of each rollout's reward from `rollout_rows` for the reward functions."""
 
 
 def rollout_rows(batch: RolloutBatch[T], *, num_prompts: int, filler_id: int) -> dict[str, list[object]]:
@@ -26,8 +26,8 @@ def rollout_rows(batch: RolloutBatch[T], *, num_prompts: int, filler_id: int) ->
 
     Run the prompts as the tasks of a batch with `group_size` 1. `env_mask` is 1 on trained tokens. A rollout of several
     samples gives the one with most trained tokens, and `num_left_out` counts the others'; one without any gives a row
-    of two `filler_id` that trains nothing, because TRL takes no empty completion, and its reward counts all the same.
-    `rollout_reward` is None for a rollout that has none, or was lost.
+    of two `filler_id` with nothing trained, because TRL takes no empty completion, and its reward counts all the same.
+    `rollout_reward` is None for a rollout without one, or a lost one.
     """
     rows: dict[str, list[object]] = {
         name: []
@@ -73,10 +73,10 @@ def rollout_samples(
     version: VersionNumber | None = None,
     scaled: bool = True,
 ) -> list[Made]:
-    """`RolloutSample`s, one for each sample that trains a token, with its rollout's advantage within its group.
+    """`RolloutSample`s, one for each sample with a trained token, with its rollout's advantage within its group.
 
-    `make` is TRL's class. `model_version` is the oldest version that sampled in the sample, or, where the engine told
-    none, the given one.
+    `make` is TRL's class. `model_version` is the oldest version of the sample's tokens, or, where the engine told none,
+    the given one.
     """
     made: list[Made] = []
     numbers = {id(rollout): group.index for group in groups for rollout in group.rollouts}

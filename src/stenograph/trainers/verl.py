@@ -37,9 +37,9 @@ def agent_loop_outputs(
 ) -> list[Made]:
     """`AgentLoopOutput`s, one for each sample of a rollout; `make` is verl's class, `metrics` an `AgentLoopMetrics`.
 
-    The last one has the score, which verl's trainer copies to all of a rollout. The versions that sampled are
-    `extra_fields.min_global_steps` and `.max_global_steps`. A sample without a response is left out; a rollout that
-    has no other is one output of two `filler_id` that trains nothing, so that its score counts in its group.
+    The last one has the score; verl's trainer copies it to all of a rollout. The sampled tokens' versions are
+    `extra_fields.min_global_steps` and `.max_global_steps`. A sample without a response is left out; a rollout without
+    others is one output of two `filler_id` with nothing trained, so its score counts in its group.
     """
     rows = [agent_loop_fields(sample, version=version) for sample in samples or () if len(sample.log_probs)]
     rows = rows or [_filler(filler_id)]
