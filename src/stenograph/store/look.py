@@ -29,7 +29,7 @@ _FRAME_HEAD = struct.Struct(">6I")
 _LOG_MAGIC = (0x377F0682, 0x377F0683)
 
 _JOURNAL_MODE = slice(18, 20)
-"""Bytes of a file's head for the way to write and to read it: 2 is with a log, 1 without one.
+"""Bytes of a file's head that say how to write and to read it: 2 is with a log, 1 without one.
 Source: sqlite.org/fileformat2.html#file_format_version_numbers."""
 
 

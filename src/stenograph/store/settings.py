@@ -13,7 +13,7 @@ POSTGRES = r"postgres(ql)?://[^\s]+"
 
 
 class Durability(enum.StrEnum):
-    """The events survived by an acknowledged turn."""
+    """The events that an acknowledged turn survives."""
 
     NONE = "none"
     INTERVAL = "interval"

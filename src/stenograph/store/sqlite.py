@@ -130,7 +130,7 @@ class SqliteStore:
         self._looked_at = time.monotonic()
         self._is_closed = False
         self._urgent = threading.Event()
-        """Set once a job has come for which a group's rows must not wait."""
+        """Set after a job has come that ends the wait of a group's rows."""
         self._num_urgent = 0
         """Number of such jobs, counted by the loop alone."""
         self._num_urgent_taken = 0

@@ -27,7 +27,7 @@ TURN_TOKENS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A possible engine for a turn: its load of ours now, and the number of sessions at home there."""
+    """A candidate engine for a turn: our load on it now, and the number of sessions at home there."""
 
     name: str
     load_tokens: int

@@ -43,9 +43,9 @@ GRAMMARS = frozenset({GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA, GrammarK
 SAMPLERS = ("penalties", "temperature", "min_p", "top_k", "top_p")
 """All operations on the logits, in this order, after `logit_bias`; the order of the embedded engine."""
 NO_SEED = 2**32 - 1
-"""The seed replaced by llama.cpp with a random one."""
+"""The seed that llama.cpp replaces with a random one."""
 LONGEST_CONTEXT = 2**20
-"""For a server without a report of its own."""
+"""For a server that does not report its own."""
 LN_ZERO = -3.0e38
 """llama.cpp writes the lowest float32 where a probability is 0 in float32."""
 FORCING_BIAS = 1e6
@@ -60,7 +60,7 @@ FINAL_FIELDS = (
     "completion_probabilities",
     "timings/cache_n",
 )
-"""Fields asked of the last event. Without a choice, it has the whole prompt as text in it."""
+"""Fields asked of the last event, to keep the whole prompt as text out of it."""
 
 NATURAL = msgspec.Meta(ge=0, lt=2**62)
 """A bound on counts and ids: no server's are as large."""

@@ -1,7 +1,7 @@
 """The adapter of LMDeploy: a server's route, its aborts, the requests to it. Pure.
 
 `/generate` is used where it takes ids, the chat route with `input_ids` where it alone does. A server lists the fields
-it reads in its `/openapi.json`; one without a list is asked by requests without an effect.
+it reads in its `/openapi.json`; one without a list is probed by requests that begin nothing.
 """
 
 from collections.abc import Sequence

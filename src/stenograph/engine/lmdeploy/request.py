@@ -46,7 +46,7 @@ OLDEST: dict[LMDeployRoute, frozenset[str]] = {
 }
 """Fields taken for known at a server without a list of its own."""
 GRAMMARS = frozenset({GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA, GrammarKind.REGEX})
-"""Grammars within the reach of any version; the fields of a server show its own."""
+"""Grammars that any version can enforce; a server's fields say which of them it can."""
 
 # -- what a server has
 
@@ -141,7 +141,7 @@ def encode_abort(session: int) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """The form of a server's requests: its route, the fields it reads, its model's name, and whether to stream.
+    """The form of requests to a server: its route, the fields it reads, its model's name, and whether to stream.
 
     `eos_ids` end a turn: LMDeploy forgets those of its template where a request brings stop tokens of its own.
     """

@@ -85,7 +85,7 @@ class SGLangGenerate(EngineAdapter):
 
     async def discover(self, ask: Ask) -> None:
         """Find the context's length, and the server's other facts. A router may not report it; then the engine refuses
-        longer requests."""
+        requests that do not fit."""
         models, server, model = await ask("GET", MODELS_PATH), ServerFacts(), await ask("GET", INFO_PATH)
         for path in SERVER_INFO_PATHS:
             info = await ask("GET", path)

@@ -1,8 +1,8 @@
 """The adapter of vLLM's token-in, token-out routes: a server's route, its aborts, the requests to it.
 
 The generate route reports more (weight versions) but is off in a vLLM started without `--enable-scale-out`; its
-completions route also takes ids and gives them back. Its routes are found each time a server comes up, by requests
-without an effect. Tokens sampled under a grammar are scored afterwards, because their own logprobs are not the model's
+completions route also takes ids and gives them back. A server's routes are found each time it comes up, by requests
+that begin nothing. Tokens sampled under a grammar are scored afterwards, because their own logprobs are not the model's
 (scores.py).
 """
 

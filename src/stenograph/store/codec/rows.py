@@ -6,7 +6,7 @@ import struct
 import msgspec
 
 VERSION = 1
-"""Version of this format. A row of a later version is damage to an older server."""
+"""Version of this format. A row of a later one is damage to a server that does not know it."""
 
 OPENED, COMMIT, OUTCOME = 0, 1, 2
 """Kinds of rows."""
