@@ -1,7 +1,7 @@
 """One request inside the engine: the tokens it has sampled, and when it ends.
 
 Owns a request's sampler, guide, stop strings and ids, and holds the table of its KV while it runs. It may run, be
-preempted (its table goes, everything else stays) and run again. Knows nothing of the batch that it is in.
+preempted (its table goes, everything else stays) and run again. Knows nothing of its batch.
 """
 
 from array import array
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 class StopWatcher:
-    """Finds stop strings in text that comes in pieces, across their borders.
+    """Finds stop strings in text, across the borders of its pieces.
 
-    One that the first `min_tokens` tokens complete is text, and is passed over. `text` is read where there are any.
+    One completed by the first `min_tokens` tokens is text, and is passed over. `text` is read where there are any.
     """
 
     def __init__(self, stops: tuple[str, ...], text: "TextStream | None", *, min_tokens: int = 0) -> None:
@@ -40,7 +40,7 @@ class StopWatcher:
         self._keep = max(map(len, stops), default=1) - 1
 
     def push(self, token_id: int) -> str | None:
-        """The stop string that this token completes: the one that begins first, then the longest."""
+        """The stop string completed by this token: the first to begin, then the longest."""
         if self._text is None or not self._stops:
             return None
         num_before = len(self._tail)
@@ -75,7 +75,7 @@ class Sequence:
         vocab_size: int,
         routes_from: int | None = None,
     ) -> None:
-        """`routes_from`: the first position whose experts are collected in `routes`; None: none are."""
+        """`routes_from`: the first position with its experts collected in `routes`; None: none are."""
         self.request_id = request_id
         self.arrival = arrival
         self.grammar = grammar
@@ -105,12 +105,12 @@ class Sequence:
 
     @property
     def num_filled(self) -> int:
-        """Tokens whose keys and values are computed; 0 while it waits."""
+        """Tokens with computed keys and values; 0 while it waits."""
         return 0 if self.table is None else self.table.num_filled
 
     @property
     def num_pending(self) -> int:
-        """Tokens that are not in the KV yet: one while it decodes, more in prefill."""
+        """Tokens not in the KV yet: one while it decodes, more in prefill."""
         return len(self.ids) - self.num_filled
 
     @property
@@ -119,7 +119,7 @@ class Sequence:
         return self.grammar is None or self.grammar.done()
 
     def segment(self, num_tokens: int) -> Segment:
-        """Its next `num_tokens` for the forward, which its table has rows for; logits for the last, if all are in."""
+        """Its next `num_tokens` for the forward; its table has rows for them; logits for the last, if all are in."""
         assert self.table is not None, "only a running sequence is computed"
         start, end = self.num_filled, self.num_filled + num_tokens
         return Segment(
@@ -163,28 +163,28 @@ class Sequence:
         )
 
     def unreported_rows(self) -> tuple[RowSpan, ...]:
-        """The rows that computed the token just sampled and have not been reported: at first those of all positions
-        from the one that was asked for, then the last position's, whatever was computed again meanwhile."""
+        """The rows used to compute the token just sampled and not yet reported: at first those of all positions from
+        the requested one on, then the last position's, whatever was computed again meanwhile."""
         if self._routes_from is None or self.table is None:
             return ()
         first = self._routes_from if self._num_sampled == 1 else len(self.ids) - 2
         return self.table.spans(len(self.ids) - 1, first)
 
     def report(self, routes: Routes | None) -> None:
-        """Take the experts that `unreported_rows` have; None: the model has none."""
+        """Take the experts of `unreported_rows`; None: the model has none."""
         if routes is not None:
             self._routes.append(routes)
 
     def replay(self) -> Replay | None:
-        """The experts of all positions from the one that was asked for that computed a token; None if none did."""
+        """The experts of all positions used to compute a token, from the requested one on; None if there are none."""
         if not self._routes or self._routes_from is None:
             return None
         return Replay(routed_experts=PackedInts.of(np.concatenate(self._routes)), first_row=self._routes_from)
 
     def _without_stops(self, allowed: Allowed | None, vocab_size: int) -> Allowed | None:
-        """The ids [V] that may be sampled while none may end the turn: `allowed` (None: all) less those that would.
+        """The ids [V] open to sampling while none may end the turn: `allowed` (None: all) less the ending ones.
 
-        A grammar that allows nothing else has come to its end, and so has the turn.
+        If a grammar allows nothing else, it has come to its end, and so has the turn.
         """
         if not self._stop_ids:
             return allowed
