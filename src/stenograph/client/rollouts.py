@@ -41,13 +41,13 @@ Agent = Callable[[T_contra, RolloutSession], Awaitable[Reward | None]]
 class BatchOptions(TypedDict, total=False):
     """The options of a batch.
 
-    `group_size` (1): rollouts of a task that make its group whole. `spares` (0): rollouts of a group beyond these, for
-    those that fail; when the group is whole, the others are cancelled. `keep_groups` (all): whole groups after which
-    the batch ends. `concurrency` (64): rollouts at a time. `timeout_s` (none): longest time of an agent; it has failed
-    then. `failed_reward` (none): the reward of a rollout whose agent failed, which then counts in its group; without it
-    such a rollout does not count. `infra_retries` (2): new sessions for a rollout that fails by infrastructure.
-    `infra_errors`: an agent's exceptions that mean that. `partial` (`drop`): `keep` collects the samples of cancelled
-    rollouts too, with what their last turns had sampled. `name`: begins the names of the groups on the server.
+    `group_size` (1): rollouts of a task for a whole group. `spares` (0): rollouts of a group beyond these, in case of
+    failures; when the group is whole, the others are cancelled. `keep_groups` (all): whole groups after which the batch
+    ends. `concurrency` (64): rollouts at a time. `timeout_s` (none): longest time of an agent; it has failed then.
+    `failed_reward` (none): the reward of a rollout with a failed agent, so that it counts in its group; without it such
+    a rollout does not count. `infra_retries` (2): new sessions for a rollout failed by infrastructure. `infra_errors`:
+    an agent's exceptions for such a failure. `partial` (`drop`): `keep` collects the samples of cancelled rollouts too,
+    with the tokens sampled in their last turns. `name`: begins the names of the groups on the server.
     """
 
     group_size: int
