@@ -1,1 +1,1 @@
-"""Values, errors, settings and time: what every other room may know, and which knows none of them."""
+"""Values, errors, settings and time: every other room may know them, and they know no other room."""

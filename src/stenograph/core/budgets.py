@@ -1,6 +1,6 @@
 """Budgets of a session, and the answer to its client once one of them is spent. Pure.
 
-The one place that spells them: a session is opened with these fields, keeps them, and is stored with them.
+The one place for their names: a session is opened with these fields, keeps them, and is stored with them.
 """
 
 import enum
@@ -20,11 +20,11 @@ Most = Annotated[int, Meta(ge=1, lt=2**31)]
 
 
 class Budgets(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The most that a session may have in all. None is no limit.
+    """The limits of a session in all. None is no limit.
 
-    `max_turns` counts the turns of the work: of strands whose kind is main or unknown; on a linear session and a tree
-    all turns. `max_requests` counts every generation, `max_total_tokens` the tokens of all turns, each once.
-    `over_limit` None is `error`.
+    `max_turns` counts the turns of the work: of strands of kind main or unknown; on a linear session and a tree all
+    turns. `max_requests` counts every generation, `max_total_tokens` the tokens of all turns, each once. `over_limit`
+    None is `error`.
     """
 
     max_turns: Most | None = None

@@ -55,7 +55,7 @@ class ToolChoice(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ReplyOptions(Struct, frozen=True, kw_only=True, gc=False):
-    """The client's options for the reply; none of them changes what is sampled."""
+    """The client's options for the reply; none of them changes the sampling."""
 
     stream: bool = False
     include_usage: bool = False
@@ -68,9 +68,9 @@ class ReplyOptions(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class TextView(Struct, frozen=True, kw_only=True, gc=False):
-    """Options for showing a reply's ids as text; none changes what is sampled, and ids are always whole.
+    """Options for showing a reply's ids as text; none changes the sampling, and ids are always whole.
 
-    Control tokens are left out with `skips_special`. The stop string that ended the reply stays with `keeps_stop`.
+    Control tokens are left out with `skips_special`. The stop string at the reply's end stays with `keeps_stop`.
     Without `separates_reasoning` a chat's reasoning stays in its content, markers and all, as the model wrote it.
     """
 
@@ -81,7 +81,7 @@ class TextView(Struct, frozen=True, kw_only=True, gc=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truncation:
-    """The part of a prompt that is kept: `num_tokens` at its end, or (`keeps_end` False) at its beginning.
+    """The kept part of a prompt: `num_tokens` at its end, or (`keeps_end` False) at its beginning.
 
     None keeps as many as fit the context together with those to be sampled.
     """
@@ -96,7 +96,7 @@ class Truncation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemBlocks:
-    """The texts, in order, that the first message was joined of: the system text, which came in several blocks.
+    """The texts, in order, joined into the first message: the system text, sent in several blocks.
 
     Rules look at each; one may drop a block. Block 2 is blamed as `Blame(RequestPart.MESSAGES, 0, ("content", 2))`.
     """
@@ -149,10 +149,10 @@ class TextPrint:
 
 
 class KnownMessages(Struct, frozen=True, kw_only=True, eq=False, gc=False):
-    """Messages that a request may begin with, and the print of its body up to the end of the last one.
+    """Possible first messages of a request, and the print of its body up to the end of the last one.
 
-    Their list begins at the byte `list_start` of the body, which is of this `dialect`. `messages` are as the body has
-    them, rewrites made, with the `gaps` and the `system_blocks` that `ChatRequest` has.
+    Their list begins at the byte `list_start` of the body; the body is of this `dialect`. `messages` are as the body
+    has them, rewrites made, with the `gaps` and the `system_blocks` of `ChatRequest`.
     """
 
     dialect: str
@@ -172,7 +172,7 @@ class PastLine:
 
 
 class PastTurns(Protocol):
-    """The turns that a session holds, by the ids of their requests, for a request that names one of them."""
+    """The turns of a session, by the ids of their requests, for a request with the id of one of them."""
 
     def line_of(self, request_id: str) -> PastLine | None:
         """The line of a turn; None if there is no such turn, or it is no chat's."""
@@ -184,11 +184,11 @@ class PastTurns(Protocol):
 
 
 class Spelling(Protocol):
-    """A dialect's spelling of what the rooms below it know as values. Made with the request, by its decoder."""
+    """A dialect's spelling of the values in the rooms below it. Made with the request, by its decoder."""
 
     @property
     def dialect(self) -> str:
-        """Its dialect. Bytes that mean something in one dialect mean nothing in another."""
+        """Its dialect. Bytes with a meaning in one dialect mean nothing in another."""
         ...
 
     @property
@@ -198,7 +198,7 @@ class Spelling(Protocol):
 
     @property
     def keeps_engine_id(self) -> bool:
-        """Whether a reply that its engine wrote has the engine's id instead."""
+        """Whether a reply written by its engine has the engine's id instead."""
         ...
 
     def pointer(self, blame: Blame) -> str | None:
@@ -208,7 +208,7 @@ class Spelling(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PlainSpelling:
-    """The spelling of a request that no dialect has read."""
+    """The spelling of a request read by no dialect."""
 
     dialect: str = ""
     id_prefix: str = ""
@@ -219,27 +219,24 @@ class PlainSpelling:
 
 
 class ChatRequest(Struct, frozen=True, kw_only=True, gc=False):
-    """A generation request, whatever dialect it came in.
+    """A generation request, in any dialect.
 
-    `template_kwargs` go to the chat template; `recorded` are fields that are kept in the record without effect on
-    sampling, as the JSON text they came as; `sent` are the sampling fields likewise, by the client's names. All are
-    part of the value, never changed after it is made.
-    `said` names the fields of `params` that the client gave, whatever it calls them: every dialect names all of them.
-    `imposed` names those whose values its session set in their place.
-    `spelling` is its dialect's, for errors and replies. `text` is how the reply is shown. Some of the prompt's ids
-    are left out with `truncation`. `routing` goes to the engine as it is; None: no hint was given.
-    `text_print` is that of its body up to the end of the last message, whose list begins at `list_start`; `known` is
-    what the body was seen to begin with. `messages_json` is the messages as an OpenAI list, for engines that parse
-    replies by it.
-    `system_blocks` are those that the first message was joined of; None: its text came as one, or it is no system's.
-    `late_tools` can be called, but are no part of what the prompt begins with: a message shows them. `thinks` says
-    whether the model is to reason, and `effort` how much, as a word; None: as the model does by itself.
-    `replies_of` are requests whose replies the client says are among the messages: a hint, which decides no match.
-    `rewrites` are the changes to what the client sent: those that its dialect had to make, then those that rules make.
-    Where messages have been joined with others, `gaps` has the index of the message after each one that has gone, in
-    order: `place_of` gives the number that a message has for its client.
-    With `takes_echo`, a request that ends with its strand's last reply is answered with no message, not refused: the
-    client has lost the end of that reply.
+    `template_kwargs` go to the chat template; `recorded` are fields kept in the record without effect on sampling, as
+    the JSON text they came as; `sent` are the sampling fields likewise, by the client's names. All are part of the
+    value, never changed after it is made. `said` names the fields of `params` given by the client under any name: every
+    dialect names all of them. `imposed` names the fields with values set by the session in their place. `spelling` is
+    its dialect's, for errors and replies. `text` is how the reply is shown. Some of the prompt's ids are left out with
+    `truncation`. `routing` goes to the engine as it is; None: no hint was given. `text_print` is the print of its body
+    up to the end of the last message; the list of messages begins at `list_start`; `known` is the known beginning of
+    the body. `messages_json` is the messages as an OpenAI list, for engines that parse replies by it. `system_blocks`
+    are the blocks joined into the first message; None: its text came as one, or it is no system's. `late_tools` can be
+    called, but are no part of the prompt's beginning: a message shows them. `thinks` says whether the model is to
+    reason, and `effort` how much, as a word; None: as the model does by itself. `replies_of` are requests with replies
+    among the messages, by the client's account: a hint, never decisive for a match. `rewrites` are the changes to the
+    client's request: first those its dialect had to make, then those of rules. Where messages have been joined with
+    others, `gaps` has the index of the message after each removed one, in order: `place_of` gives a message's number
+    for its client. With `takes_echo`, a request ending with its strand's last reply is answered with no message, not
+    refused: the client has lost the end of this reply.
     """
 
     messages: tuple[Message, ...]
@@ -276,7 +273,7 @@ class ChatRequest(Struct, frozen=True, kw_only=True, gc=False):
             raise ValueError("a conversation has at least one message")
 
     def place_of(self, index: int) -> int:
-        """The number of a message among those that the dialect read from the body."""
+        """The number of a message among those read from the body by the dialect."""
         return index + bisect_right(self.gaps, index)
 
     def blame_of_client(self, blame: Blame | None) -> Blame | None:
@@ -287,7 +284,7 @@ class ChatRequest(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class CompletionRequest(Struct, frozen=True, kw_only=True, gc=False):
-    """Prompts that are to be continued, each a text or ids [T] int32; each makes a turn.
+    """Prompts to be continued, each a text or ids [T] int32; each makes a turn.
 
     The other fields are those of `ChatRequest`.
     """
@@ -325,7 +322,7 @@ class ParseProblem(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParseFault:
-    """One thing that was wrong: what was `seen`, cut, and where: ids `[start, end)` of the reply."""
+    """One fault: the text `seen`, cut, and its place: ids `[start, end)` of the reply."""
 
     problem: ParseProblem
     seen: str
@@ -334,7 +331,7 @@ class ParseFault:
 
 
 class ParsedReply(Struct, frozen=True, kw_only=True, gc=False):
-    """Sampled tokens seen as a message, and what was wrong with them as one, in the order of the reply."""
+    """Sampled tokens seen as a message, and its faults, in the order of the reply."""
 
     message: Message
     faults: tuple[ParseFault, ...] = ()
@@ -342,15 +339,15 @@ class ParsedReply(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def problem(self) -> ParseProblem | None:
-        """The first thing that was wrong; None where nothing was."""
+        """The first fault's problem; None without faults."""
         return self.faults[0].problem if self.faults else None
 
 
 class StreamPiece(Struct, frozen=True, kw_only=True, gc=False):
-    """A piece of a stream, for its reader: text that became certain, and the chunks that were sampled.
+    """A piece of a stream, for its reader: newly certain text, and the sampled chunks.
 
-    Text lags the ids: what could still become a marker or a stop string is held back, its ids are not. `index` is that
-    of the prompt, in a request with several.
+    Text lags the ids: the possible beginning of a marker or a stop string is held back, its ids are not. `index` is the
+    prompt's, in a request with several.
     """
 
     delta: ReplyDelta
@@ -359,7 +356,7 @@ class StreamPiece(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Remaining(Struct, frozen=True, kw_only=True, gc=False):
-    """Number of tokens that may still come: in the model's context, and in the session. None: no known limit."""
+    """Number of tokens still allowed: in the model's context, and in the session. None: no known limit."""
 
     context_tokens: int | None = None
     session_tokens: int | None = None
@@ -368,9 +365,9 @@ class Remaining(Struct, frozen=True, kw_only=True, gc=False):
 class ChatReply(Struct, frozen=True, kw_only=True, gc=False):
     """A finished turn for its client, in any dialect. `created` is in whole seconds of the epoch.
 
-    `params` are those that it was sampled with, the session's rules applied.
-    `written` is the engine's own reply where the engine writes it: a client that does not stream gets just that.
-    `fills_context`: the model's context has no room after it.
+    `params` are those it was sampled with, the session's rules applied. `written` is the engine's own reply where the
+    engine writes it: a client that does not stream gets just this. `fills_context`: the model's context has no room
+    after it.
     """
 
     id: str

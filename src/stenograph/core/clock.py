@@ -1,4 +1,4 @@
-"""The only reader of time. Everything else is given a `Clock`, so that a test can turn it by hand."""
+"""The only reader of time. Everything else is given a `Clock`, so a test can turn it by hand."""
 
 import asyncio
 import time
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Timer(Protocol):
-    """A call that is to be made later."""
+    """A call to be made later."""
 
     def cancel(self) -> None:
         """Make it no more. Harmless when it was made, or when repeated."""
@@ -22,7 +22,7 @@ class Clock(Protocol):
         ...
 
     def wall(self) -> float:
-        """Seconds since the Unix epoch; for records that people read, never for durations."""
+        """Seconds since the Unix epoch; for records read by people, never for durations."""
         ...
 
     def call_later(self, delay_s: float, call: Callable[[], None]) -> Timer:

@@ -1,4 +1,4 @@
-"""A parser of a command line that says what is wrong with it in one line. Knows no command."""
+"""A parser of a command line, with one line for a mistake in it. Knows no command."""
 
 import argparse
 from collections.abc import Collection, Sequence
@@ -9,13 +9,13 @@ from stenograph.core.nearest import nearest_name
 
 
 class CommandParser(argparse.ArgumentParser):
-    """argparse, with one line for what is wrong, in which what was clearly meant is named. Its end is exit code 2."""
+    """argparse, with one line for a mistake; it names a clearly meant flag or command. Its end is exit code 2."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(StartupError.exit_code, f"stenograph: {message} (see {self.prog} --help)\n")
 
     def refuse(self, typed: str, advice: str = "") -> NoReturn:
-        """End the process for an argument that there is not."""
+        """End the process for an unknown argument."""
         typed = typed.split("=", maxsplit=1)[0]  # without its value, which may be a key
         what = "unknown flag" if typed.startswith("-") else "unexpected argument"
         flags = {flag.removeprefix("--") for flag in self._option_string_actions if flag.startswith("--")}
@@ -24,7 +24,7 @@ class CommandParser(argparse.ArgumentParser):
         self.error(f"{what} {typed}{advice}")
 
     def check_named(self, arguments: Sequence[str], names: Collection[str], what: str, example: str) -> None:
-        """End the process if a command line does not begin with one of `names`, which are of a `what`, or a flag."""
+        """End the process if a command line begins neither with one of `names`, each a `what`, nor with a flag."""
         asked = arguments[0] if arguments else ""
         if not asked:
             self.error(f"name a {what}, for example: {self.prog} {example}")

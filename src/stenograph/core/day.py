@@ -1,4 +1,4 @@
-"""The date that a template writes: fixed for a session's whole life.
+"""The date written by a template: fixed for a session's whole life.
 
 Knows nothing of clocks: the caller passes the seconds.
 """
@@ -26,7 +26,7 @@ class Day:
 
     @staticmethod
     def of_iso(text: str) -> "Day":
-        """The day that is written as YYYY-MM-DD. Raises ValueError."""
+        """The day written as YYYY-MM-DD. Raises ValueError."""
         return Day(date=datetime.date.fromisoformat(text))
 
     def __call__(self, form: str) -> str:

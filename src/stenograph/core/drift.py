@@ -1,4 +1,4 @@
-"""Drift as values: the differences of a line's ids from what the chat template would write. Pure.
+"""Drift as values: the differences of a line's ids from the chat template's text. Pure.
 
 Owns their classes and how a report is written. text/drift.py finds them; docs/drift.md says how to read a report.
 """
@@ -18,13 +18,13 @@ class DriftClass(enum.StrEnum):
     SPECIAL_TOKEN_TYPE = "special_token_type"
     """A control token in the place of another."""
     NON_ASSISTANT_TEXT = "non_assistant_text"
-    """Other tokens between two control tokens, and not because of what was sampled there."""
+    """Other tokens between two control tokens, and not because of ids sampled there."""
     ASSISTANT_TEXT = "assistant_text"
     """The model wrote its reply with other tokens than the template writes it with. Tolerated."""
 
 
 FORBIDDEN = frozenset(DriftClass) - {DriftClass.ASSISTANT_TEXT}
-"""Classes that only a bug, or a template that is not append-only, can cause."""
+"""Classes caused only by a bug, or by a template that is not append-only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The one tree of errors that reach a client, split by who broke it.
+"""The one tree of errors for clients, split by who broke it.
 
     StenographError
     ├── CallerError           the request is at fault; the same request fails again
@@ -16,7 +16,7 @@
                               StorageUnavailable 503
 
 Each class fixes `code` (wire-stable), `status` and `retryable`. `blame` is the part of the request that is at
-fault; `param` is its JSON pointer where who raises has read the client's own bytes, a dialect. How an error is written
+fault; `param` is its JSON pointer where a dialect raises, having read the client's own bytes. How an error is written
 on a wire is the dialect's business. docs/errors.md lists them all.
 """
 
@@ -31,7 +31,7 @@ THE_PROMPT = Blame(RequestPart.PROMPT)
 
 
 class StenographError(Exception):
-    """Any error that a client can get. Raise a leaf, never this."""
+    """Any error for a client. Raise a leaf, never this."""
 
     code: ClassVar[str]
     status: ClassVar[int]
@@ -55,13 +55,13 @@ class StenographError(Exception):
 
     @property
     def client_status(self) -> int:
-        """The HTTP status that the client gets."""
+        """The HTTP status for the client."""
         return self.status
 
     def remark_on(self, remark: str) -> None:
-        """End the message with a sentence that says why the error is not the fault of a field; it blames none then.
+        """End the message with a sentence on why no field is at fault; the error blames none then.
 
-        A dialect that words the message itself ends it with `remark` too.
+        A dialect with its own words for the message ends it with `remark` too.
         """
         self.remark = remark
         self.message = f"{self.message} {remark}"
@@ -107,7 +107,7 @@ class Rollback(NamedTuple):
 class HistoryMismatch(CallerError):
     """The request's messages or ids continue neither its strand's line nor that line without its last turn.
 
-    `rollback` says how many turns would have to go, where that is known.
+    `rollback` says how many turns would have to go, where this is known.
     """
 
     code, status = "history_mismatch", 400
@@ -136,7 +136,7 @@ class UnrenderableMessage(CallerError):
 class ContextLengthExceeded(CallerError):
     """The prompt, or prompt and completion together, do not fit the model's context.
 
-    `prompt` is the part of the request that the prompt is.
+    `prompt` is the prompt's part of the request.
     """
 
     code, status = "context_length_exceeded", 400
@@ -343,8 +343,8 @@ class UpstreamRefused(UpstreamError):
 class UpstreamUnreachable(UpstreamError):
     """The engine could not be reached, or the connection broke before the reply was complete.
 
-    `reply_began`: something of the reply had come, so that sampled tokens are lost. `reason`: in a few words why,
-    without the engine's name; the message where there is none.
+    `reply_began`: something of the reply had come, so sampled tokens are lost. `reason`: in a few words why, without
+    the engine's name; the message where there is none.
     """
 
     code, status = "upstream_unreachable", 502
@@ -488,7 +488,7 @@ class StorageLost(Exception):
 
 
 class StartupError(Exception):
-    """Something that stops the start: a bad setting, a missing model, a port in use. The message is one line.
+    """A failure of the start: a bad setting, a missing model, a port in use. The message is one line.
 
     Not a `StenographError`: no client ever sees it; the command line prints it.
     """

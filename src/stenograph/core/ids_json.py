@@ -1,7 +1,7 @@
-"""Ids as JSON text, in fragments that join. Pure.
+"""Ids as JSON text, in fragments for joining. Pure.
 
-The text of each id is in a table, from which a fragment is put together without a Python object for each id: a third
-of the time that a JSON encoder takes for a list of them.
+The text of each id is in a table. A fragment is put together from it without a Python object for each id: a third of a
+JSON encoder's time for a list of them.
 """
 
 import contextlib
@@ -16,15 +16,15 @@ PIECE_IDS = 2**15
 MOST_FRAGMENTS = 16
 
 _NUM_WRITTEN = 2**18
-"""Ids whose text is in the table: no vocabulary of a served model has more. The others are written one by one."""
+"""Ids with a text in the table: no vocabulary of a served model has more. The others are written one by one."""
 _WIDTH = 8
-"""Bytes of a row: an id of at most six digits, its comma, and zeros, which no text of ids has."""
+"""Bytes of a row: an id of at most six digits, its comma, and zeros, never found in a text of ids."""
 _FEW_IDS = 64
 """Fewer are written sooner one by one."""
 
 
 def _written_ids() -> NDArray[np.uint64]:
-    """Each id's text as a row of `_WIDTH` bytes, which is one number [_NUM_WRITTEN]."""
+    """Each id's text as a row of `_WIDTH` bytes: one number [_NUM_WRITTEN]."""
     rows = np.zeros((_NUM_WRITTEN, _WIDTH), np.uint8)
     first = 0
     for num_digits in range(1, len(str(_NUM_WRITTEN - 1)) + 1):
@@ -50,8 +50,7 @@ def encode_ids(ids: "array[int]") -> bytes:
 
 
 def pieces_of(ids: "array[int]") -> Iterator["array[int]"]:
-    """Ids in pieces that are each written in a quarter of a millisecond, for callers that must not hold the loop for
-    longer.
+    """Ids in pieces, each written in a quarter of a millisecond, for callers that must not hold the loop for longer.
 
     Writing holds the GIL, so a thread is no place for it: the loop would wait for the GIL at each of its own calls.
     """
@@ -60,7 +59,7 @@ def pieces_of(ids: "array[int]") -> Iterator["array[int]"]:
 
 def merged_fragments(fragments: tuple[bytes, ...]) -> tuple[bytes, ...]:
     """The same text in few fragments, for more than `MOST_FRAGMENTS`. Each becomes more than twice as long as the next:
-    what grows at its end is copied a logarithm of times in all, not once each time."""
+    a text growing at its end is copied a logarithm of times in all, not once each time."""
     kept: list[bytes] = []
     for fragment in fragments:
         kept.append(fragment)
@@ -71,5 +70,5 @@ def merged_fragments(fragments: tuple[bytes, ...]) -> tuple[bytes, ...]:
 
 
 def join_ids(fragments: Iterable[bytes]) -> bytes:
-    """One fragment of several, of which some may be empty; of any JSON values, not of ids alone."""
+    """One fragment of several, some possibly empty; of any JSON values, not of ids alone."""
     return b",".join([fragment for fragment in fragments if fragment])

@@ -1,7 +1,7 @@
-"""A JSON value as text, in pieces of which each is written in about a millisecond. Pure.
+"""A JSON value as text, in pieces, each written in about a millisecond. Pure.
 
-Writing JSON holds the GIL wherever it is done, so a thread is no place for what is large: it is written on the loop, a
-piece at a time (offload/loop_share.py). The pieces, joined, are what msgspec writes of the same value.
+Writing JSON holds the GIL wherever it is done, so a thread is no place for a large value: it is written on the loop, a
+piece at a time (offload/loop_share.py). The pieces, joined, are msgspec's text of the same value.
 """
 
 from array import array
@@ -13,17 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 PIECE_VALUES = 8192
-"""Numbers that are written at once: half a millisecond for ids, one for logprobs."""
+"""Numbers written at once: half a millisecond for ids, one for logprobs."""
 
 PIECE_CHARS = 64 * 1024
-"""Characters of a text that are written at once."""
+"""Characters of a text written at once."""
 
 PIECE_BYTES = 32 * 1024
 PIECE_FRAGMENTS = 256
 """Fragments are joined up to this size or number: each piece costs an event-loop iteration and a send."""
 
 _PLAIN = frozenset({int, float, bool, type(None)})
-"""Types of which any number up to PIECE_VALUES is written at once."""
+"""Types written at once in any number up to PIECE_VALUES."""
 
 _FEW_CHARS = 1024
 _FEW_VALUES = 16
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class Written:
-    """A value that is text already, or is written by a caller that can cut it. msgspec must not know its type."""
+    """A value already in text, or written by a caller able to cut it. msgspec must not know its type."""
 
     __slots__ = ("pieces",)
 
@@ -43,12 +43,12 @@ class Written:
 
 
 def json_whole(value: object) -> bytes:
-    """The same text as that of `json_pieces`, written at once: for what is known to be small."""
+    """The text of `json_pieces`, written at once: for small values."""
     return _WHOLE.encode(value)
 
 
 def json_pieces(value: object) -> Iterator[bytes]:
-    """Write a value: what msgspec writes, and besides arrays, numpy arrays, iterators (lists, written as they are
+    """Write any value that msgspec writes, and besides arrays, numpy arrays, iterators (lists, written as they are
     taken from) and `Written`. A fragment is small, or large enough to be a piece; `joined` makes pieces of them.
     """
     match value:
@@ -71,7 +71,7 @@ def json_pieces(value: object) -> Iterator[bytes]:
 
 
 def list_pieces(chunks: Iterable[Sequence[object]]) -> Iterator[bytes]:
-    """A list of which each chunk is written at once."""
+    """A list, each chunk of it written at once."""
     before = b"["
     for chunk in chunks:
         if chunk:
@@ -81,7 +81,7 @@ def list_pieces(chunks: Iterable[Sequence[object]]) -> Iterator[bytes]:
 
 
 def as_list(values: Iterator[T]) -> Sequence[T]:
-    """An iterator, typed as the list that `json_pieces` writes of it. It is to be written, once, not looked at."""
+    """An iterator, typed as the list written of it by `json_pieces`. It is to be written, once, not looked at."""
     return cast("Sequence[T]", values)
 
 
@@ -160,7 +160,7 @@ def _ndarray_pieces(values: NDArray[np.generic]) -> Iterator[bytes]:
 
 
 def _plain(value: object) -> object:
-    """The form of a value that msgspec does not know, for it to write."""
+    """The form of a value unknown to msgspec, for it to write."""
     match value:
         case Written():
             return msgspec.Raw(b"".join(value.pieces))

@@ -23,13 +23,13 @@ _STEP[list(b"]}")] = -1
 
 
 def num_levels(text: bytes | Raw) -> int:
-    """The arrays and objects around the value that has most of them. `text` is a JSON value; 0 for one without any."""
+    """The arrays and objects around the most deeply nested value. `text` is a JSON value; 0 for one without any."""
     return max((int(levels.max()) for _, levels in _marks(text, b'"[]{}')), default=0)
 
 
 def num_elements(text: bytes | Raw) -> Iterator[int]:
     """The elements of a JSON array, or the members of an object, as far as each piece of the text has them; the last is
-    of all. `text` is one of either that is not empty."""
+    of all. `text` is a nonempty one of either."""
     num = 1
     for marks, levels in _marks(text, b'"[]{},'):
         num += int(np.count_nonzero((marks == _COMMA) & (levels == 1)))

@@ -23,4 +23,4 @@ KINDS_OF: Mapping[type, frozenset[str]] = {
     list: frozenset({"array"}),
     dict: frozenset({"object"}),
 }
-"""The types of a JSON Schema that a decoded value is of, by its Python type."""
+"""The JSON Schema types of a decoded value, by its Python type."""

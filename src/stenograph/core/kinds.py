@@ -1,4 +1,4 @@
-"""The kinds of sessions and of their strands: values that dialects read, sessions follow and label with. Pure."""
+"""The kinds of sessions and of their strands: values for dialects to read, sessions to follow and label with. Pure."""
 
 import enum
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ class HistoryKind(enum.StrEnum):
 
 
 class Compat(enum.StrEnum):
-    """Another server's contract that a session keeps to."""
+    """Another server's contract, kept by a session."""
 
     MILES = "miles"
-    """`linear`, a turn that its token limit cut off is not extended, and what samples replay is int32. A tool message
-    need not answer a call, and a request that ends with the last reply is answered by another one. A streamed chat is
-    one event, and an error a text.
+    """`linear`, a turn cut off by its token limit is not extended, and samples replay int32. A tool message need not
+    answer a call, and a request ending with the last reply is answered by another one. A streamed chat is one event,
+    and an error a text.
     """
 
 
 class AfterLength(enum.StrEnum):
-    """Treatment of a request that goes on after a reply that its token limit cut off."""
+    """Treatment of a request after a reply cut off by its token limit."""
 
     CLOSE = "close"
     REFUSE = "refuse"
@@ -47,15 +47,15 @@ class StrandKind(enum.StrEnum):
 
 
 WORK_KINDS = (StrandKind.MAIN, StrandKind.UNKNOWN)
-"""The strands whose turns `max_turns` counts."""
+"""The strands with turns counted by `max_turns`."""
 
 TRAINED_KINDS = (StrandKind.MAIN, StrandKind.AGENT, StrandKind.COMPACTION, StrandKind.UNKNOWN)
-"""The strands that become samples unless a request asks for others."""
+"""The strands for samples, unless a request asks for others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Label:
-    """The kind of a request, its client, and the name of the rule that said so. All None: no rule holds."""
+    """The kind of a request, its client, and the name of the matching rule. All None: no rule holds."""
 
     kind: StrandKind | None = None
     client: str | None = None
@@ -66,18 +66,18 @@ UNLABELLED = Label()
 
 
 class ReplyMode(enum.StrEnum):
-    """Parts that a client gets of a reply that the engine wrote: all, or all but the training-only payloads."""
+    """Parts of an engine's own reply for a client: all, or all but the training-only payloads."""
 
     PASSTHROUGH = "passthrough"
     LEAN = "lean"
 
 
 class SaltPolicy(enum.StrEnum):
-    """The version that salts the cache of a session's turns."""
+    """The version to salt the cache of a session's turns with."""
 
     PIN = "pin"
-    """The one that the session began with: its line stays cached over an update, as the old weights computed it."""
+    """The session's first: its line stays cached over an update, as the old weights computed it."""
     FOLLOW = "follow"
-    """The one that samples now: nothing is read that other weights computed."""
+    """The present one: nothing computed by other weights is read."""
     OFF = "off"
-    """None: what is found in the cache may be of any weights."""
+    """None: cached values may be of any weights."""

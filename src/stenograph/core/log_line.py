@@ -1,4 +1,4 @@
-"""A line of the log that is made of named fields, such as the end of a turn. Pure.
+"""A line of the log, made of named fields, such as the end of a turn. Pure.
 
 It is formatted when it is written, not when it is logged: the writer asks for its text or its fields.
 """
@@ -24,12 +24,12 @@ _PLAIN = re.compile(rf"[!#-<>-\[\]-~]{{1,{MAX_TEXT_CHARS}}}")
 
 
 class LogLine(Struct, frozen=True, kw_only=True, gc=False):
-    """An `event`, and its facts in an order that is always the same. None is a fact that is not there.
+    """An `event`, and its facts, always in the same order. None is a missing fact.
 
     `stages_s` are seconds by stage; they are written in milliseconds, as `stages_ms`. None: it has none.
 
-    Its text is `event key=value …`: without the facts that are not there, with quotes and escapes as in JSON where a
-    value has blanks or anything but visible ASCII in it, so that no text can begin another line.
+    Its text is `event key=value …`: without missing facts, with quotes and escapes as in JSON where a value has blanks
+    or anything but visible ASCII in it, so no text can begin another line.
     """
 
     event: str

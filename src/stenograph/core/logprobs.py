@@ -1,9 +1,9 @@
-"""The names of log-probabilities: which distribution an engine's are of, and which follow from them. Pure.
+"""The names of log-probabilities: the distribution of an engine's, and the others that follow from them. Pure.
 
-What stands between a model's logits and a token are steps, in this order: constraints (penalties, biases, the least
-number of tokens, a grammar), temperature, truncation (min-p, top-k, top-p). Two kinds of log-probabilities are equal
-where the steps between them change nothing: at temperature 1 `raw` and `tempered` are one, and without constraints and
-truncation `tempered` and `sampling`.
+Between a model's logits and a token there are steps, in this order: constraints (penalties, biases, the least number of
+tokens, a grammar), temperature, truncation (min-p, top-k, top-p). Two kinds of log-probabilities are equal where the
+steps between them change nothing: at temperature 1 `raw` and `tempered` are one, and without constraints and truncation
+`tempered` and `sampling`.
 """
 
 import re
@@ -23,7 +23,7 @@ _STRICT = re.compile(r'"strict"\s*:\s*true')
 
 
 def is_held_by_engine(tools: Iterable[Tool], choice: ToolChoice) -> bool:
-    """Whether an engine that parses calls constrains a reply by itself: it must call one of the tools, or one is
+    """Whether an engine with a parser of calls constrains a reply by itself: it must call one of the tools, or one is
     strict."""
     return choice.forces or any('"strict"' in tool.json and _STRICT.search(tool.json) for tool in tools)
 
@@ -60,11 +60,11 @@ def separates_tempered(params: SamplingParams) -> bool:
 
 
 def reported_kind(report: LogprobsReport, params: SamplingParams, *, is_forced: bool = False) -> LogprobsKind:
-    """The name of the log-probabilities that an engine reports for one turn.
+    """The name of the log-probabilities reported by an engine for one turn.
 
-    `is_forced`: the engine itself constrains the reply, by a grammar that is not in `params`. Those of sampling are
-    called tempered where that is the same. Greedy turns have raw ones or none with a name: engines do not divide by 0,
-    and differ in what they take for the rest.
+    `is_forced`: the engine itself constrains the reply, by a grammar not in `params`. Those of sampling are called
+    tempered where both are the same. Greedy turns have raw ones or none with a name: engines do not divide by 0, and do
+    not agree on the rest.
     """
     constrained = is_forced or is_constrained(params)
     takes_constrained = report.after_constraints and constrained
@@ -80,7 +80,7 @@ def reported_kind(report: LogprobsReport, params: SamplingParams, *, is_forced: 
 
 
 def known_logprobs(sampled: SampledTurn, params: SamplingParams) -> Logprobs:
-    """All log-probabilities of a turn that are known, by their names: the reported ones, and those that are equal."""
+    """All known log-probabilities of a turn, by their names: the reported ones, and those equal to them."""
     known: Logprobs = {sampled.logprobs_kind: sampled.logprobs}
     if sampled.tempered_logprobs is not None:
         known[LogprobsKind.TEMPERED] = sampled.tempered_logprobs
@@ -101,7 +101,7 @@ def known_logprobs(sampled: SampledTurn, params: SamplingParams) -> Logprobs:
 
 
 def _share(known: Logprobs, one: LogprobsKind, other: LogprobsKind) -> None:
-    """Let two kinds that are equal stand for each other."""
+    """Let two equal kinds stand for each other."""
     if one in known:
         known.setdefault(other, known[one])
     elif other in known:

@@ -1,4 +1,4 @@
-"""Messages as JSON: the shape that chats, records and engines with a chat route share. Pure."""
+"""Messages as JSON: the shape shared by chats, records and engines with a chat route. Pure."""
 
 from collections.abc import Sequence
 from typing import Literal, NotRequired, TypedDict
@@ -51,7 +51,7 @@ class RepliedMessage(TypedDict):
 
 
 def message_body(message: Message) -> RepliedMessage:
-    """A message; what only a request's messages have is left out."""
+    """A message; fields of requests' messages alone are left out."""
     body: RepliedMessage = {"role": message.role, "content": message.content}
     if message.reasoning is not None:
         body["reasoning_content"] = message.reasoning

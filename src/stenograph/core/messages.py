@@ -1,4 +1,4 @@
-"""The messages of a conversation, in the one form that all dialects are read into and all renderers read.
+"""The messages of a conversation, in one form for all dialects and all renderers.
 
 Owns what a message is. Knows neither a wire format nor a template.
 """
@@ -19,7 +19,7 @@ class Role(enum.StrEnum):
 
 
 class ToolCall(Struct, frozen=True, kw_only=True, gc=False):
-    """A call that the model made. `arguments` is JSON text as it was spelled; it may be malformed."""
+    """A call by the model. `arguments` is JSON text as it was spelled; it may be malformed."""
 
     id: str
     name: str
@@ -47,7 +47,7 @@ class Message(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Tool(Struct, frozen=True, kw_only=True, gc=False):
-    """A function that the model may call. `json` is the whole tool as sent, `parameters_json` its JSON Schema."""
+    """A function for the model to call. `json` is the whole tool as sent, `parameters_json` its JSON Schema."""
 
     name: str
     json: str
@@ -75,7 +75,7 @@ class ReplyDelta(Struct, frozen=True, kw_only=True, gc=False):
 
 
 def whole_delta(message: Message) -> ReplyDelta:
-    """A message as the one delta that makes it."""
+    """A message as a single delta."""
     return ReplyDelta(
         content=message.content or "",
         reasoning=message.reasoning or "",

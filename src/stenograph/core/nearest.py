@@ -1,21 +1,21 @@
-"""The known name that a mistyped one was meant to be: of a request's field, a flag or a setting. Pure."""
+"""The known name meant by a mistyped one: of a request's field, a flag or a setting. Pure."""
 
 import re
 from collections.abc import Iterable
 
 LONGEST_NAME = 64
-"""Longer than any name of ours; what is longer is shown cut."""
+"""Longer than any name of ours; a longer text is shown cut."""
 
 _SHORT_WORD, _LONG_WORD, _MOST_SLIPS = 4, 6, 2
 _WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])|[^\W_a-zA-Z0-9]+")
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str | None:
-    """The known name that was clearly meant by `name`, or None.
+    """The known name clearly meant by `name`, or None.
 
-    A wrong hint costs more than none, so only a slip of the pen is matched: other case or separators, a plural,
-    two letters swapped, a letter or two in a long word. Short words (max, min, top) must be right, and no two known
-    names may be equally near.
+    A wrong hint costs more than none, so only a slip of the pen is matched: other case or separators, a plural, two
+    letters swapped, a letter or two in a long word. Short words (max, min, top) must be right, and no two known names
+    may be equally near.
     """
     if len(name) > LONGEST_NAME:  # the search costs as much as the name is long
         return None
@@ -30,7 +30,7 @@ def _words(name: str) -> list[str]:
 
 
 def _slips(given: list[str], known: list[str]) -> int | None:
-    """Number of slips that make one name of the other; None if they are different names."""
+    """Number of slips from one name to the other; None if they are different names."""
     whole_given, whole_known = "".join(given), "".join(known)
     if whole_given == whole_known:
         return 0

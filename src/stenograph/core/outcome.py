@@ -12,7 +12,7 @@ class RolloutVerdict(enum.StrEnum):
     OK = "ok"
     """The agent came to its end, well or badly: the reward says how."""
     AGENT_FAILED = "agent_failed"
-    """The agent broke, by what the policy did or by itself."""
+    """The agent broke, by the policy's doing or by itself."""
     INFRA_FAILED = "infra_failed"
     """Something else broke: the policy is not to blame, and its tokens say nothing about it."""
     ABORTED = "aborted"
@@ -20,22 +20,22 @@ class RolloutVerdict(enum.StrEnum):
 
 
 class TokenFate(enum.StrEnum):
-    """Fates of a session's sampled tokens; each has the first that fits."""
+    """Fates of a session's sampled tokens; each token has the first fitting one."""
 
     TRAINED = "trained"
-    """In samples that were given out, with mask 1."""
+    """In samples given out, with mask 1."""
     DISCARDED = "discarded"
-    """In a turn that a later turn of the session replaced."""
+    """In a turn replaced by a later turn of the session."""
     INFRA_FAILED = "infra_failed"
-    """In a rollout that failed by infrastructure."""
+    """In a rollout with an infrastructure failure."""
     ABORTED = "aborted"
-    """In a turn that the engine ended early."""
+    """In a turn ended early by the engine."""
     UNTRAINED = "untrained"
     """In none of these: nobody asked for them, or they were left out."""
 
 
 NO_VERDICT = "none"
-"""Stands for the verdict of a session that ends without an outcome."""
+"""Stands for the verdict of a session ended without an outcome."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Many whole numbers, such as the experts of a turn's tokens, as bytes of the smallest type that holds them. Pure."""
+"""Many whole numbers, such as the experts of a turn's tokens, as bytes of the smallest fitting type. Pure."""
 
 import base64
 from collections.abc import Generator
@@ -12,7 +12,7 @@ from stenograph.core.errors import UpstreamInvalid
 Ints = NDArray[np.uint8 | np.uint16 | np.int32]
 
 _PIECE_CHARS = 256 * 1024
-"""Base64 that is decoded at once, in a millisecond, since each call holds the GIL. A multiple of 4."""
+"""Base64 decoded at once, in a millisecond, since each call holds the GIL. A multiple of 4."""
 _DTYPES: dict[int, "np.dtype[np.uint8 | np.uint16 | np.int32]"] = {
     1: np.dtype("u1"),
     2: np.dtype("<u2"),
@@ -39,7 +39,7 @@ class PackedInts(Struct, frozen=True, gc=False):
 
     @staticmethod
     def of_base64(text: str) -> "PackedInts":
-        """Pack int32 that an engine wrote as base64. Raises ValueError: damaged, or not whole numbers."""
+        """Pack int32 from an engine's base64. Raises ValueError: damaged, or not whole numbers."""
         work = PackedInts.in_pieces(text)
         while True:
             try:
@@ -63,7 +63,7 @@ class PackedInts(Struct, frozen=True, gc=False):
 
     @property
     def values(self) -> Ints:
-        """The numbers [N], a view that cannot be written to."""
+        """The numbers [N], a read-only view."""
         return np.frombuffer(self.data, _DTYPES[self.item_bytes])
 
     @property
@@ -73,9 +73,9 @@ class PackedInts(Struct, frozen=True, gc=False):
 
 
 class Replay(Struct, frozen=True, kw_only=True, gc=False):
-    """The data with which a trainer routes the same tokens as the engine did.
+    """The data for a trainer to route the same tokens as the engine did.
 
-    A row is one position of prompt and completion, in order, the last token excepted: the engine never fed that.
+    A row is one position of prompt and completion, in order, the last token excepted: the engine never fed it.
     `routed_experts` [rows, layers, top_k]: the rows from `first_row` on; an SGLang that cannot leave rows out sends
     all. `indexer_topk`: of all rows, as the engine's model defines it.
     """

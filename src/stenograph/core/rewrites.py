@@ -1,18 +1,18 @@
-"""Rewrites: named changes to what a client sent, made before it is matched and rendered, as a turn keeps them. Pure."""
+"""Rewrites: named changes to a client's request, made before it is matched and rendered, as a turn keeps them. Pure."""
 
 import hashlib
 
 from msgspec import Struct
 
 MAX_KEPT_BYTES = 4096
-"""The longest text that is kept as it was; of a longer one its hash and its length are."""
+"""The longest text kept as it was; of a longer one its hash and its length are kept."""
 
 
 class AppliedRewrite(Struct, frozen=True, kw_only=True, gc=False):
-    """A change that a rule made: `where`, as the client's own pointer, and the text before and after it.
+    """A change made by a rule: `where`, as the client's own pointer, and the text before and after it.
 
-    `message` is the client's number of the message that it is of; a turn keeps it once, when the message is new.
-    None: it is of something that every request has anew, and every turn keeps it.
+    `message` is the client's number of the changed message; a turn keeps the change once, when the message is new.
+    None: the change is of something every request has anew, and every turn keeps it.
     """
 
     rule: str

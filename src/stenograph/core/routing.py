@@ -1,4 +1,4 @@
-"""Routing hints of a request, for its engine: how urgent it is, and which of the engine's workers serve it. Pure."""
+"""Routing hints of a request, for its engine: its priority, and the engine's workers for it. Pure."""
 
 import enum
 
@@ -6,7 +6,7 @@ from msgspec import Struct
 
 
 class RoutingHint(enum.StrEnum):
-    """A kind of hint that not every engine takes. Any engine may be given a priority."""
+    """A kind of hint for some engines only. Any engine may be given a priority."""
 
     DP_RANK = "dp_rank"
     DISAGGREGATION = "disaggregation"
@@ -16,9 +16,9 @@ class Routing(Struct, frozen=True, kw_only=True, gc=False):
     """The hints of one request; None leaves it to the engine.
 
     `priority`: an engine with priority scheduling serves the more urgent first. `dp_rank` numbers the engine's
-    data-parallel worker that runs the request. The others are for engines that prefill and decode apart:
-    `prefill_dp_rank` numbers the worker that prefills, and `bootstrap_host`, `bootstrap_port` and `bootstrap_room`
-    say where both sides of this request meet.
+    data-parallel worker for the request. The others are for engines that prefill and decode apart: `prefill_dp_rank`
+    numbers the worker for the prefill, and `bootstrap_host`, `bootstrap_port` and `bootstrap_room` say where both sides
+    of this request meet.
     """
 
     priority: int | None = None

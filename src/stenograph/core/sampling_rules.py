@@ -1,4 +1,4 @@
-"""The sampling that a session's owner sets, whatever its clients ask for. Pure.
+"""The sampling set by a session's owner, over all requests of its clients. Pure.
 
 A `SamplingRules` changes a request's parameters before anything else reads them. It knows no dialect: its names are
 those of `SamplingParams`, and a request says which of them its client gave.
@@ -19,16 +19,16 @@ RULED = (
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias"),
     *("max_tokens", "stop"),
 )
-"""The fields of `SamplingParams` that rules may set."""
+"""The fields of `SamplingParams` for rules to set."""
 
 _NEUTRAL = SamplingParams()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRules:
-    """Values of fields of `SamplingParams`, by name: `default` where a request is silent, `force` whatever it says.
+    """Values of fields of `SamplingParams`, by name: `default` where a request is silent, `force` in any case.
 
-    Raises ValueError for a name that is not in RULED, and ParamOutOfRange for a value that no request may have.
+    Raises ValueError for a name not in RULED, and ParamOutOfRange for a value invalid in any request.
     """
 
     default: Mapping[str, object] = field(default_factory=dict[str, object])
@@ -47,9 +47,9 @@ class SamplingRules:
         return SamplingRules(default={**lower.default, **self.default}, force={**lower.force, **self.force})
 
     def applied_to(self, params: SamplingParams, said: frozenset[str]) -> SamplingParams:
-        """The parameters under these rules. `said` are the fields that the client gave.
+        """The parameters under these rules. `said` are the fields given by the client.
 
-        A `min_tokens` above a `max_tokens` of these rules is lowered to it, since that limit is not the client's.
+        A `min_tokens` above a `max_tokens` of these rules is lowered to it, since this limit is not the client's.
         """
         values = self._imposed(said)
         limit = values.get("max_tokens")
@@ -69,7 +69,7 @@ class SamplingRules:
 
 
 def blame_session(error: StenographError, imposed: frozenset[str]) -> None:
-    """Change an error that blames a field whose value the session set: it blames no field, and says so."""
+    """Change an error that blames a field set by the session: it blames no field, and says so."""
     match error.blame:
         case Blame(RequestPart.SAMPLING, path=(str(name), *_)) if name in imposed:
             error.remark_on(f"The session sets {name}, not the request ({_WHERE}).")

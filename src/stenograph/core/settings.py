@@ -3,7 +3,7 @@
 A room declares its settings as fields of a frozen dataclass, made by `setting` and `computed`: each field carries its
 doc, its unit and how its value is read. `cli/settings_table.py` assembles them into a `SettingsTable`. Flags
 (`--max-batch`), environment names (`STENOGRAPH_MAX_BATCH`), keys of the TOML file (`max_batch`) and docs/settings.md
-all come from that table. An unknown key or a bad value stops the start with one line that names key, value and source.
+all come from this table. An unknown key or a bad value stops the start with one line: key, value and source.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ ENV_PREFIX = "STENOGRAPH_"
 _KUBERNETES_ENV = re.compile(
     r"STENOGRAPH_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
-"""Variables that Kubernetes sets in every container for a Service named `stenograph` or `stenograph-…`.
+"""Variables set by Kubernetes in every container for a Service named `stenograph` or `stenograph-…`.
 
 Source: kubernetes.io/docs/tutorials/services/connect-applications-service, and kubelet's `pkg/kubelet/envvars`.
 """
@@ -73,7 +73,7 @@ class Kind:
 class Setting:
     """A row of the table: one setting under all of its names. `default` is text for people to read.
 
-    `field` is that of `Settings`; `name`, the file's key and what the other names are made of, has no unit in it.
+    `field` is the field of `Settings`; `name`, the file's key and the base of the other names, has no unit in it.
     """
 
     field: str
@@ -126,7 +126,7 @@ def _is_text(value: object) -> bool:
 
 
 def text() -> Kind:
-    """A printable text that is not blank."""
+    """A printable text, not blank."""
 
     def read(value: object) -> str:
         if not _is_text(value):
@@ -149,7 +149,7 @@ def choice(options: type[enum.StrEnum]) -> Kind:
 
 
 def matching(pattern: str, expected: str) -> Kind:
-    """A text that matches `pattern`."""
+    """A text matching `pattern`."""
 
     def read(value: object) -> str:
         if not isinstance(value, str) or not re.fullmatch(pattern, value):
@@ -160,7 +160,7 @@ def matching(pattern: str, expected: str) -> Kind:
 
 
 def folder() -> Kind:
-    """A path, in which `~` is the home."""
+    """A path; `~` in it is the home."""
 
     def read(value: object) -> Path:
         if not _is_text(value):
@@ -190,7 +190,7 @@ def json_object() -> Kind:
 
 
 def texts(pattern: str, expected: str, *, normalize: Callable[[str], str] = str, may_be_empty: bool = False) -> Kind:
-    """Texts that all match `pattern`, without repeats: a list, or separated by commas."""
+    """Texts, all matching `pattern`, without repeats: a list, or separated by commas."""
 
     def read(value: object) -> tuple[str, ...]:
         parts = value.split(",") if isinstance(value, str) else value
@@ -219,7 +219,7 @@ def setting(
 ) -> _T:
     """A field of a room's settings, with its row of the table. `shown` is the default in words.
 
-    `section` begins a section, in which the fields that follow are too.
+    `section` begins a section; the fields after it are in it too.
     """
     shown = shown or str(default)
     metadata = {"kind": kind, "doc": doc, "unit": unit, "shown": shown, "env": "", "section": section}
@@ -236,7 +236,7 @@ def computed(
     unit: str = "",
     env: str = "",
 ) -> _T:
-    """The same for a default that depends on the machine. `env` replaces the environment name made of the field's."""
+    """The same for a machine-dependent default. `env` replaces the environment name made of the field's."""
     metadata = {"kind": kind, "doc": doc, "unit": unit, "shown": shown, "env": env, "section": section}
     return field(default_factory=factory, metadata=metadata)
 
@@ -273,7 +273,7 @@ def _row(declared: "dataclasses.Field[object]", section: Section) -> Setting:
 class SettingsTable(Generic[_S]):
     """Every setting, in the order of the docs, and how a value of `settings` is made of them.
 
-    `check` raises StartupError for settings that do not fit each other.
+    `check` raises StartupError for contradictory settings.
     """
 
     def __init__(self, settings: type[_S], rows: Sequence[Setting], *, check: Callable[[_S], None]) -> None:
@@ -290,9 +290,9 @@ class SettingsTable(Generic[_S]):
         *,
         defaults: Mapping[str, object],
     ) -> _S:
-        """Read the settings, of which `given` is not the default. `defaults` replace those of the fields.
+        """Read the settings: each as `given`, or its default. `defaults` replace those of the fields.
 
-        Raises StartupError as `given`, and for settings that do not fit each other.
+        Raises StartupError as `given`, and for contradictory settings.
         """
         values = {**defaults, **self.given(flags, environ, file)}
         # The table has checked each value against its field; a type checker cannot follow that through a mapping.
@@ -301,11 +301,11 @@ class SettingsTable(Generic[_S]):
         return settings
 
     def given(self, flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None) -> dict[str, object]:
-        """The settings that are given, by name: file < environment < flag.
+        """The given settings, by name: file < environment < flag.
 
-        `flags` maps field names to text or values; None means that the flag was not given. `environ` is the whole
-        environment, of which only `STENOGRAPH_…` is looked at.
-        Raises StartupError (one line: key, value, source) for an unknown key, a bad value or an unreadable file.
+        `flags` maps field names to text or values; None: the flag was not given. `environ` is the whole environment;
+        only its `STENOGRAPH_…` is looked at. Raises StartupError (one line: key, value, source) for an unknown key, a
+        bad value or an unreadable file.
         """
         values: dict[str, object] = {}
         if file is not None:
@@ -321,7 +321,7 @@ class SettingsTable(Generic[_S]):
         return values
 
     def kubernetes_variables(self, environ: Mapping[str, str]) -> list[str]:
-        """The variables that Kubernetes set for a Service, not a person for this server: they are no settings.
+        """The variables set by Kubernetes for a Service, not by a person for this server: they are no settings.
 
         `STENOGRAPH_PORT` is both: it is Kubernetes' where its value is an address such as `tcp://10.0.0.1:8080`.
         """
@@ -368,7 +368,7 @@ def _in(source: str) -> str:
 
 
 def _shown(value: object) -> str:
-    """A value as it was typed: that of a flag which may be repeated comes as a list."""
+    """A value as it was typed: a list for a flag that may be repeated."""
     listed = cast("list[object]", value) if isinstance(value, list) else [value]
     shown = ", ".join(map(ascii, listed))
     return shown if len(shown) <= _SHOWN_CHARS else shown[: _SHOWN_CHARS - 1] + "…"

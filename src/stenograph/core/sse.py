@@ -6,14 +6,14 @@ Source: WHATWG HTML, section 9.2 (text/event-stream).
 from collections.abc import Iterable, Iterator
 
 STILL_ALIVE = b": still generating\n\n"
-"""A comment, of which a client's reader takes no notice. Source: WHATWG HTML, section 9.2.6."""
+"""A comment, ignored by a client's reader. Source: WHATWG HTML, section 9.2.6."""
 
 EVENT_STREAM_HEADERS = (
     ("content-type", "text/event-stream; charset=utf-8"),
     ("cache-control", "no-cache"),
     ("x-accel-buffering", "no"),
 )
-"""Headers of a stream of events, which no proxy on its way is to cache or buffer."""
+"""Headers of a stream of events: no proxy on its way is to cache or buffer it."""
 
 
 def data_event(payload: bytes) -> bytes:
@@ -22,25 +22,25 @@ def data_event(payload: bytes) -> bytes:
 
 
 def named_event(name: bytes, payload: bytes) -> bytes:
-    """The same of a protocol whose events have names. Source: the same, `event:`."""
+    """The same for a protocol with named events. Source: the same, `event:`."""
     return b"event: " + name + b"\ndata: " + payload + b"\n\n"
 
 
 def named_event_pieces(name: bytes, payload: Iterable[bytes]) -> Iterator[bytes]:
-    """The same of a payload that comes in fragments."""
+    """The same for a payload in fragments."""
     yield b"event: " + name + b"\n"
     yield from data_event_pieces(payload)
 
 
 def data_event_pieces(payload: Iterable[bytes]) -> Iterator[bytes]:
-    """The same of a payload that comes in fragments."""
+    """The same for a payload in fragments."""
     yield b"data: "
     yield from payload
     yield b"\n\n"
 
 
 class EventReader:
-    """The data of events, from bytes that come in pieces of any size.
+    """The data of events, from bytes in pieces of any size.
 
     Lines end with LF, CR LF or CR; comments and fields other than `data` are skipped; several data lines of an event
     are joined by LF. An event without an empty line at its end is dropped. `feed` raises EventTooLarge for one of more
@@ -59,7 +59,7 @@ class EventReader:
         return f"<EventReader {self._num_line_bytes + self._num_data_bytes} bytes of an event>"
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The data of the events that this piece completes, in order."""
+        """The data of the events completed by this piece, in order."""
         self._line.append(piece)
         self._num_line_bytes += len(piece)
         events: list[bytes] = []
@@ -73,7 +73,7 @@ class EventReader:
         return events
 
     def end(self) -> list[bytes]:
-        """The last event, where the stream ends with a CR that might have been half of a CR LF."""
+        """The last event, where the stream ends with a CR, possibly half of a CR LF."""
         return self.feed(b"\n") if self._line and self._line[-1].endswith(b"\r") else []
 
     def _take(self, line: bytes, events: list[bytes]) -> None:
@@ -96,14 +96,14 @@ class EventReader:
 
 
 class EventTooLarge(ValueError):
-    """An event that is not kept in memory."""
+    """An event too large to be kept in memory."""
 
 
 _BOM = b"\xef\xbb\xbf"
 
 
 def _split_lines(text: bytes) -> list[bytes]:
-    """Lines of a text; the last is what no line end has followed yet.
+    """Lines of a text; the last has no line end yet.
 
     A CR at the very end stays with it: it may be half of a CR LF.
     """

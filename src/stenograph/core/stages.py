@@ -33,11 +33,11 @@ class StageTimes(Struct, kw_only=True, gc=False):
     ends: dict[str, float] = field(default_factory=dict[str, float])
 
     def mark(self, stage: Stage, now: float) -> None:
-        """Say that `stage` ended at `now`."""
+        """Record `now` as the end of `stage`."""
         self.ends[stage._value_] = now  # not `value`, a descriptor in Python
 
     def durations_s(self) -> dict[Stage, float]:
-        """Seconds that each stage took: from the end of the stage that ended before it, in order of time."""
+        """Seconds of each stage: from the end of the stage before it, in order of time."""
         durations: dict[Stage, float] = {}
         before = self.start
         for name, end in sorted(self.ends.items(), key=itemgetter(1)):

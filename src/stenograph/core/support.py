@@ -1,13 +1,13 @@
-"""The support of sampled tokens: which ids could be sampled beside each, as bytes that are few. Pure.
+"""The support of sampled tokens: which ids could be sampled beside each, as few bytes. Pure.
 
-The support of a token is the set of ids that a grammar, `min_tokens` and truncation left. The token is always in it.
-The bytes are in three columns, so that all of a turn is read at once; docs/samples.md has them byte by byte:
+The support of a token is the set of ids left by a grammar, `min_tokens` and truncation. The token is always in it.
+The bytes are in three columns, so all of a turn is read at once; docs/samples.md has them byte by byte:
 
-    heads   a varint for each token: 0, every id; 2 n + 1, the token and n others; 2, a set that is new; 2 (r + 2), the
-            set that was used r sets ago
+    heads   a varint for each token: 0, every id; 2 n + 1, the token and n others; 2, a new set; 2 (r + 2), the
+            set used r sets ago
     gaps    the others of all tokens with few, as varints: the first id, then each one's distance to the last, less 1
-    sets    the sets that are new: a varint for the form, then ids, the ids that are missing, a bitmap, or the ids by
-            which it differs from a set that was used lately
+    sets    the new sets: a varint for the form, then ids, the missing ids, a bitmap, or the differing ids beside a set
+            used lately
 """
 
 import struct
@@ -24,11 +24,11 @@ Ids = NDArray[np.int64]
 Bits = NDArray[np.uint8]
 
 MAX_OTHERS = 32
-"""The most others that stand beside a token; larger supports are sets, which tokens share."""
+"""The most others beside a token; larger supports are sets, shared by tokens."""
 MAX_RECENT = 32
-"""Sets that can be referred to; of the others the one that was used longest ago is forgotten first."""
+"""Sets within reach of a reference; the least recently used one is forgotten first."""
 _COMPARED = 8
-"""Recent sets that a new one is compared with."""
+"""Recent sets compared with a new one."""
 
 _EVERY, _NEW_SET = 0, 2
 _IDS, _MISSING, _BITMAP, _DIFFERS = range(4)
@@ -36,13 +36,13 @@ _HEADER = struct.Struct("<IIII")
 
 
 class SupportDamaged(ValueError):
-    """Bytes are no supports of the tokens that they came with. The message says why. `BadVarint` is one too: whoever
-    reads catches ValueError."""
+    """Bytes are no supports of the tokens they came with. The message says why. `BadVarint` is one too: readers catch
+    ValueError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupportPiece:
-    """The supports of tokens that follow each other in a turn, in three columns."""
+    """The supports of consecutive tokens of a turn, in three columns."""
 
     heads: bytes
     gaps: bytes
@@ -52,7 +52,7 @@ class SupportPiece:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SupportRows:
     """The supports of T tokens. `counts` [T]: how many ids others than the token a support has; -1 every id, -2 those
-    of `sets`, by place. `others` are those of all tokens that have a count, in order and ascending for each."""
+    of `sets`, by place. `others` are those of all tokens with a count, in order and ascending for each."""
 
     counts: Ids
     others: Ids
@@ -70,7 +70,7 @@ class SupportWriter:
         return f"<SupportWriter {len(self._recent)} sets>"
 
     def write(self, id_: int, kept: Ids | None) -> SupportPiece:
-        """The support of a token: ids `kept`, ascending, which has it; None: every id."""
+        """The support of a token: ids `kept`, ascending, the token among them; None: every id."""
         if kept is None:
             return SupportPiece(heads=b"\x00", gaps=b"", sets=b"")
         if len(kept) > MAX_OTHERS + 1:
@@ -80,8 +80,8 @@ class SupportWriter:
         return SupportPiece(heads=bytes((2 * len(others) + 1,)), gaps=_gap_varints(others), sets=b"")
 
     def write_rows(self, ids: Sequence[int], rows: Sequence[Sequence[int]]) -> SupportPiece:
-        """The supports of tokens `ids` [T]: of each a row of ids in any order. Raises SupportDamaged for a row that
-        lacks its token, has an id twice, or has one that is not in the vocabulary."""
+        """The supports of tokens `ids` [T]: of each a row of ids in any order. Raises SupportDamaged for a row without
+        its token, with an id twice, or with an id outside the vocabulary."""
         if len(rows) != len(ids):
             raise SupportDamaged(f"{len(ids)} tokens, but supports of {len(rows)}")
         counts = np.fromiter(map(len, rows), np.int64, len(rows))
@@ -137,7 +137,7 @@ class SupportWriter:
 
 
 class SupportReader:
-    """Reads the supports of one turn's tokens, in order, and holds them to what a support is."""
+    """Reads the supports of one turn's tokens, in order, and checks them."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -273,7 +273,7 @@ def first_supports(whole: bytes, num_tokens: int) -> bytes:
 
 
 def supports(whole: bytes, ids: "Sequence[int] | array[int]") -> Iterator[Ids | None]:
-    """The support of each token of a turn, whose sampled ids are `ids` [T]: ids, ascending; None: every id.
+    """The support of each token of a turn with the sampled ids `ids` [T]: ids, ascending; None: every id.
 
     Raises ValueError before the first.
     """
@@ -312,7 +312,7 @@ def _num_bits(bits: Bits) -> int:
 
 
 def _end_of_set(written: bytes, at: int, form: int, vocab_size: int) -> int:
-    """The end of a set, whose form ends at `at`. Raises ValueError."""
+    """The end of a set; its form ends at `at`. Raises ValueError."""
     if form == _BITMAP:
         end = at + -(-vocab_size // 8)
         if end > len(written):
@@ -329,7 +329,7 @@ def _gaps_of(ids: Ids) -> Ids:
 
 
 def _gaps(others: Ids, counts: Ids) -> Ids:
-    """Distances less 1 within each row of ids, of which `counts` are in each; from -1 to a row's first."""
+    """Distances less 1 within each row of ids, with `counts` of them in each; from -1 to a row's first."""
     gaps = np.diff(others, prepend=-1) - 1
     firsts = (counts.cumsum() - counts)[counts > 0]
     gaps[firsts] = others[firsts]

@@ -1,4 +1,4 @@
-"""The events that the server reports about itself, as values; http/session_services.py wires their counter. Pure."""
+"""The events reported by the server about itself, as values; http/session_services.py wires their counter. Pure."""
 
 import enum
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ class GrammarStep(enum.StrEnum):
     """Steps of the embedded engine's work on a grammar."""
 
     COMPILE = "compile"
-    """Once for each grammar that is not kept from before."""
+    """Once for each grammar not kept from before."""
     FILL = "fill"
     """The mask of the next token; once a token."""
     ACCEPT = "accept"
@@ -41,13 +41,13 @@ class GrammarStep(enum.StrEnum):
 class TurnReport(Struct, frozen=True, kw_only=True, gc=False):
     """One turn, when it has ended. Counts are tokens, times are seconds.
 
-    `code` is the error's, `law` the one that an invalid reply broke. `was_aborted`: the engine ended it early, by
-    `finish_reason` abort; `finish` is that reason of any turn that has a reply. `ttft_s` is from the request's first
-    byte to the first token, `itl_s` the gaps between steps that sampled tokens, `tpot_s` their mean per token; None and
-    empty where the engine does not stream. `num_kept` of `num_prompt` stood in the line before. `unasked_replay` names
-    payloads in the reply that were not requested. Its commit discarded `num_discarded_turns` turns of its session, with
-    `num_discarded_tokens` sampled tokens in them. `kind` is what a rule says of its request, None if none does; `group`
-    is its session's; `rewrites` are the changes to what its client sent.
+    `code` is the error's, `law` the one broken by an invalid reply. `was_aborted`: the engine ended it early, by
+    `finish_reason` abort; `finish` is the reason of any turn with a reply. `ttft_s` is from the request's first byte to
+    the first token, `itl_s` the gaps between steps with sampled tokens, `tpot_s` their mean per token; None and empty
+    where the engine does not stream. `num_kept` of `num_prompt` stood in the line before. `unasked_replay` names
+    unrequested payloads in the reply. Its commit discarded `num_discarded_turns` turns of its session, with
+    `num_discarded_tokens` sampled tokens in them. A rule named the `kind` of its request, None if none did; `group` is
+    its session's; `rewrites` are the changes to the client's request.
     """
 
     end: TurnEnd
@@ -77,7 +77,7 @@ class TurnReport(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class SessionEnd(enum.StrEnum):
-    """The reason for which a session ended."""
+    """The reason for a session's end."""
 
     DELETED = "deleted"
     EXPIRED = "expired"

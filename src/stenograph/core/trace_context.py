@@ -12,7 +12,7 @@ PARENT_HEADER = "traceparent"
 STATE_HEADER = "tracestate"
 
 MAX_STATE_MEMBERS = 32
-"""List members that a tracestate may have. Source: section 3.3.1.1."""
+"""The most list members of a tracestate. Source: section 3.3.1.1."""
 
 _PARENT = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.DOTALL)
 _MEMBER = re.compile(
@@ -26,7 +26,7 @@ _SAMPLED = 0x01
 
 
 class TraceContext(Struct, frozen=True, kw_only=True, gc=False):
-    """A span in a trace, whose child the next service's is. Ids are lower-case hexadecimal, 32 and 16 digits.
+    """A span in a trace, the parent of the next service's. Ids are lower-case hexadecimal, 32 and 16 digits.
 
     `is_sampled`: whoever made the span records it. `state` is other vendors' tracestate, as it came.
     """
@@ -37,15 +37,15 @@ class TraceContext(Struct, frozen=True, kw_only=True, gc=False):
     state: str = ""
 
     def headers(self) -> tuple[tuple[str, str], ...]:
-        """The headers by which a service is told of it."""
+        """The headers that tell a service of it."""
         parent = (PARENT_HEADER, f"00-{self.trace_id}-{self.span_id}-{'01' if self.is_sampled else '00'}")
         return (parent, (STATE_HEADER, self.state)) if self.state else (parent,)
 
 
 def read_trace_context(headers: Iterable[tuple[bytes, bytes]]) -> TraceContext | None:
-    """The context that a request came with; None where it has none, or none that is valid. Names are in lower case.
+    """The context of a request; None where it has none, or no valid one. Names are in lower case.
 
-    A tracestate that is not valid is left out, and one without a valid traceparent is not looked at.
+    An invalid tracestate is left out, and one without a valid traceparent is not looked at.
     """
     parents: list[bytes] = []
     states: list[bytes] = []

@@ -1,9 +1,8 @@
-"""The values that travel between the rooms: prompts, sampling parameters, chunks, sampled turns.
+"""The values passed between the rooms: prompts, sampling parameters, chunks, sampled turns.
 
-All are frozen, and an invalid one cannot be made. Nothing in one refers back to it, so the garbage collector, which is
-there for cycles, tracks none of them (`gc=False`). Token ids are `array('i')` (int32): four
-bytes an id, and prefixes compare without making objects. Arrays are mutable; only the function
-that built one may change it.
+All are frozen, and an invalid one cannot be made. Nothing in one refers back to it, so the garbage collector, made for
+cycles, tracks none of them (`gc=False`). Token ids are `array('i')` (int32): four bytes an id, and prefixes compare
+without making objects. Arrays are mutable; only the function that built one may change it.
 """
 
 import enum
@@ -27,11 +26,11 @@ SessionId = NewType("SessionId", str)
 RequestId = NewType("RequestId", str)
 
 ID_TYPECODE = "i"
-"""`array` type code of token ids: a C int, 32 bits on every platform that CPython supports."""
+"""`array` type code of token ids: a C int, 32 bits on every platform of CPython."""
 
 
 token_ids: "partial[array[int]]" = partial(array, ID_TYPECODE)
-"""Makes an id array of ids, or an empty one. Raises OverflowError or TypeError for what is not an int32."""
+"""Makes an id array of ids, or an empty one. Raises OverflowError or TypeError for anything but an int32."""
 
 
 class GrammarKind(enum.StrEnum):
@@ -42,13 +41,13 @@ class GrammarKind(enum.StrEnum):
     JSON_SCHEMA = "json_schema"
     """`source` is a JSON Schema as JSON text."""
     REGEX = "regex"
-    """`source` is a regular expression that the whole output must match."""
+    """`source` is a regular expression, to be matched by the whole output."""
     CHOICE = "choice"
-    """`source` is a JSON list of strings, one of which is the output."""
+    """`source` is a JSON list of strings; the output is one of them."""
     LARK = "lark"
     """`source` is a grammar in llguidance's Lark dialect: `start: …`."""
     EBNF = "ebnf"
-    """`source` is a grammar in GBNF, the EBNF that most engines take: `root ::= …`."""
+    """`source` is a grammar in GBNF, the EBNF of most engines: `root ::= …`."""
 
 
 class Grammar(Struct, frozen=True, kw_only=True, gc=False):
@@ -71,11 +70,11 @@ class SamplingParams(Struct, frozen=True, kw_only=True, gc=False):
     """The parameters of sampling. Defaults sample from the model's own distribution, to the end of the context.
 
     `temperature` 0 is greedy; `top_k` 0 is off; `logit_bias` pairs are `(id, bias in nats)`; `num_top_logprobs` asks
-    for that many alternatives per position, `support` for the ids that could be sampled at each. `repetition_over` is
-    not asked for: it says what the engine's `repetition_penalty` counts. `max_tokens` None
-    means as far as the context allows. Nothing ends a turn before `min_tokens` are sampled: until then stop tokens, the
-    model's own among them, cannot be sampled, and a stop string that is whole by then is text like any other; but where
-    a grammar allows nothing but its end, it ends.
+    for so many alternatives per position, `support` for the ids that could be sampled at each. `repetition_over` is not
+    asked for: it names the tokens counted by the engine's `repetition_penalty`. `max_tokens` None means as far as the
+    context allows. Nothing ends a turn before `min_tokens` are sampled: until then stop tokens, the model's own among
+    them, cannot be sampled, and a stop string complete by then is text like any other; but where a grammar allows
+    nothing but its end, it ends.
     """
 
     temperature: float = 1.0
@@ -142,7 +141,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, gc=False):
                 raise ParamOutOfRange("logit_bias", "of biases in [-100, 100]", bias)
 
     def foreign_id(self, vocab_size: int) -> tuple[str, int] | None:
-        """The first id that a vocabulary of this size does not have, after the field that it is in."""
+        """The first id outside a vocabulary of this size, after the name of its field."""
         fields = {"stop_token_ids": self.stop_token_ids, "logit_bias": [id_ for id_, _ in self.logit_bias]}
         return next(((name, id_) for name, ids in fields.items() for id_ in ids if id_ >= vocab_size), None)
 
@@ -164,7 +163,7 @@ class FinishReason(enum.StrEnum):
 
 
 class Finish(Struct, frozen=True, kw_only=True, gc=False):
-    """The reason why a turn ended, and what matched: the stop token's id, the stop string, or nothing."""
+    """The reason why a turn ended, and the match: the stop token's id, the stop string, or nothing."""
 
     reason: FinishReason
     matched: int | str | None = None
@@ -178,14 +177,14 @@ class LogprobsKind(enum.StrEnum):
     TEMPERED = "tempered"
     """The softmax of the logits divided by the temperature, with nothing cut off. At temperature 0 there is none."""
     SAMPLING = "sampling"
-    """The distribution that was sampled from: after constraints (penalties, biases, a grammar), temperature, cuts."""
+    """The distribution sampled from: after constraints (penalties, biases, a grammar), temperature, cuts."""
     OTHER = "other"
     """None of these: after some of the steps of sampling and before others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogprobsReport:
-    """An engine's declaration of the log-probabilities that it reports.
+    """An engine's declaration of its log-probabilities.
 
     `after_constraints`: it takes them after penalties, biases and grammars, whatever their kind.
     """
@@ -198,7 +197,7 @@ RAW_LOGPROBS = LogprobsReport()
 
 
 class TopLogprob(Struct, frozen=True, kw_only=True, gc=False):
-    """One alternative at a position: `logprob` is ln p(id) in nats under the distribution that the engine reports."""
+    """One alternative at a position: `logprob` is ln p(id) in nats under the distribution reported by the engine."""
 
     id: int
     logprob: float
@@ -234,8 +233,8 @@ class EngineReply(Struct, frozen=True, kw_only=True, gc=False):
     """A whole reply as its engine wrote it, for a client that gets it unchanged.
 
     `body` goes out byte for byte, under `content_type` and `headers` (end-to-end ones only, lower-case names).
-    `message` is what it says: the engine has parsed its own text, and it is what the client will send back. `id` is
-    the reply's own id, by which the client knows it.
+    `message` is its content: the engine has parsed its own text, and the client will send this back. The client knows
+    the reply by `id`, the reply's own.
     """
 
     id: str
@@ -250,7 +249,7 @@ class EngineReply(Struct, frozen=True, kw_only=True, gc=False):
         return whole_delta(self.message)
 
     def with_body(self, body: bytes) -> "EngineReply":
-        """Another copy of it, without the headers that are true of the engine's own bytes alone."""
+        """Another copy of it, without the headers true of the engine's own bytes alone."""
         if body is self.body:
             return self
         headers = tuple(pair for pair in self.headers if pair[0] not in _OF_THE_BYTES)
@@ -258,7 +257,7 @@ class EngineReply(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class WrittenPiece(Struct, frozen=True, kw_only=True, gc=False):
-    """A piece of a reply that its engine writes as it samples, before the ids of its `num_tokens` are known."""
+    """A piece of a reply written by its engine during sampling, before the ids of its `num_tokens` are known."""
 
     id: str
     delta: ReplyDelta
@@ -268,19 +267,19 @@ class WrittenPiece(Struct, frozen=True, kw_only=True, gc=False):
 class Chunk(Struct, frozen=True, kw_only=True, gc=False):
     """A step of a generation: the ids sampled since the last chunk, in order.
 
-    `logprobs[i]` is ln p(ids[i]) in nats under the distribution that the engine's capabilities declare.
+    `logprobs[i]` is ln p(ids[i]) in nats under the distribution declared by the engine's capabilities.
     `tempered_logprobs` and `sampling_logprobs` are the same under the distributions of those names (`LogprobsKind`),
-    from an engine that reports several; None where it does not, or where they are equal to `logprobs` by definition.
-    `forced[i]`: a grammar left no other token to sample; None where that is not reported. `support`: which ids could be
-    sampled beside each; None where it was not asked for, or is not reported. Few tokens come as
-    tuples, a whole reply's as arrays (int32, float64). `finish` is set in the last chunk of a generation, and only
-    there, and so are `reply`, where the engine wrote the client's reply itself, and `replay`. `weight_version` sampled
-    this chunk's ids, or (`is_version_of_reply`) is all that the engine says of the whole reply, when it wrote it; an
-    engine that reports its weights only at the end has them in the last chunk's `weights`, over all ids of the turn.
-    `mixed`, in the last, says that they changed since the beginning, and not for which ids. An engine that streams the
-    client's reply has `written` in each chunk, and all ids in the last.
-    `unasked_replay` names the payloads of `Replay` that came without being requested; they are left out. `cached_from`,
-    in the last, names the weights that computed the cached tokens, from an engine that keeps its cache apart by itself.
+    from an engine with several; None where it reports one, or where they are equal to `logprobs` by definition.
+    `forced[i]`: a grammar left no other token to sample; None where it is not reported. `support`: the ids that could
+    be sampled beside each; None where it was not asked for, or is not reported. Few tokens come as tuples, a whole
+    reply's as arrays (int32, float64). `finish` is set in the last chunk of a generation, and only there, and so are
+    `reply`, where the engine wrote the client's reply itself, and `replay`. `weight_version` sampled this chunk's ids,
+    or (`is_version_of_reply`) is the engine's one version for the whole reply, when it wrote it; an engine that reports
+    its weights only at the end has them in the last chunk's `weights`, over all ids of the turn. `mixed`, in the last:
+    they changed since the beginning, at unknown ids. An engine that streams the client's reply has `written` in each
+    chunk, and all ids in the last. `unasked_replay` names the unrequested payloads of `Replay`; they are left out.
+    `cached_from`, in the last, names the weights that computed the cached tokens, from an engine that keeps its cache
+    apart by itself.
     """
 
     ids: Sequence[int]
@@ -317,11 +316,11 @@ class Chunk(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def num_sampled(self) -> int:
-        """Tokens that were sampled since the last chunk, whether or not their ids are known."""
+        """Tokens sampled since the last chunk, with or without known ids."""
         return len(self.ids) if self.written is None else self.written.num_tokens
 
     def _make_tuples(self) -> None:
-        """Make tuples of lists, which could still change."""
+        """Make tuples of lists: lists could still change."""
         for name in ("ids", "logprobs", "tempered_logprobs", "sampling_logprobs", "forced"):
             if isinstance(row := getattr(self, name), list):
                 force_setattr(self, name, tuple(cast("list[float]", row)))
@@ -336,13 +335,13 @@ def all_finite(values: "array[float]") -> bool:
 
 
 class SampledTurn(Struct, frozen=True, kw_only=True, gc=False):
-    """The ids that an engine sampled for one turn, checked.
+    """The ids sampled by an engine for one turn, checked.
 
     `ids` [T] int32, `logprobs` [T] float64 in nats, of the distribution `logprobs_kind`; see `Chunk` for
     `tempered_logprobs` and `sampling_logprobs` [T], and `forced` [T], a byte 1 or 0 for each token. `support` has the
-    supports of the tokens (core/support.py); None where they are not known, or nothing is ruled out.
-    `mixed`: other weights came while it was sampled, nobody knows for which of its tokens; it has no `weights` then.
-    `cached_from`: the weights for which the engine caches it; None where its cache is not kept apart by them.
+    supports of the tokens (core/support.py); None where they are not known, or nothing is ruled out. `mixed`: other
+    weights came while it was sampled, nobody knows for which of its tokens; it has no `weights` then. `cached_from`:
+    the weights for which the engine caches it; None where its cache is not kept apart by them.
     """
 
     ids: "array[int]"
@@ -398,11 +397,11 @@ class PromptEnd(enum.Enum):
     SILENT = "silent"
     """Nothing: the reply begins as the model likes."""
     OPENS = "opens"
-    """Its last text is the marker that opens the reasoning."""
+    """Its last text is the opening marker of the reasoning."""
     OPENED = "opened"
     """The same, with white space after the marker."""
     CLOSES = "closes"
-    """Its last text is the marker that closes the reasoning."""
+    """Its last text is the closing marker of the reasoning."""
     CLOSED = "closed"
     """The same, with white space after the marker."""
 
@@ -413,13 +412,13 @@ class PromptEnd(enum.Enum):
 
 
 class Prompt(Struct, frozen=True, kw_only=True, gc=False):
-    """Ids that go to the engine: first the `num_kept` of the parent node's line, untouched; then `new_ids`.
+    """Ids for the engine: first the `num_kept` of the parent node's line, untouched; then `new_ids`.
 
-    `of_kept` makes the ids that are kept, which are as many as the history has: few ask for them, and `ids` is made of
-    them anew each time; `num_tokens` counts all. `num_trimmed` of the parent's last ids are left out: a stop token that
-    the next message's opener replaces. `json_fragments` are all ids as JSON without brackets, in pieces to be joined by
-    commas, for an engine that is sent text; None where it is not. `end` says whether a chat's prompt opened the
-    reasoning: it is settled where the prompt is rendered, and read from here.
+    `of_kept` makes the kept ids, as many as the history has: few ask for them, and `ids` is made of them anew each
+    time; `num_tokens` counts all. `num_trimmed` of the parent's last ids are left out: a stop token, replaced by the
+    next message's opener. `json_fragments` are all ids as JSON without brackets, in pieces to be joined by commas, for
+    an engine with text requests; None for others. `end` says whether a chat's prompt opened the reasoning: it is
+    settled where the prompt is rendered, and read from here.
     """
 
     new_ids: "array[int]"
@@ -432,7 +431,7 @@ class Prompt(Struct, frozen=True, kw_only=True, gc=False):
 
     @staticmethod
     def of(ids: "array[int]", *, num_kept: int = 0) -> "Prompt":
-        """The prompt of these ids, of which the first `num_kept` are kept."""
+        """The prompt of these ids, the first `num_kept` of them kept."""
         return Prompt(new_ids=ids[num_kept:], num_kept=num_kept, of_kept=lambda: ids[:num_kept])
 
     def __post_init__(self) -> None:
@@ -442,7 +441,8 @@ class Prompt(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def first_new_row(self) -> int:
-        """The first position whose forward pass is this prompt's: the last kept token, after which came another one."""
+        """The first position with its forward pass in this prompt: the last kept token, after which came another
+        one."""
         return max(0, self.num_kept - 1)
 
     @property

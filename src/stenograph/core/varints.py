@@ -1,4 +1,4 @@
-"""Natural numbers as LEB128 varints: seven bits a byte, the lowest first; the eighth says that another follows. Pure.
+"""Natural numbers as LEB128 varints: seven bits a byte, the lowest first; the eighth announces another. Pure.
 
 Arrays of them are written and read at once.
 """
@@ -74,7 +74,7 @@ def read_varints(written: bytes) -> Numbers:
 
 
 def end_of_varints(written: bytes, at: int, num: int) -> int:
-    """The end of `num` numbers that begin at `at`. Raises BadVarint."""
+    """The end of `num` numbers from `at` on. Raises BadVarint."""
     if not num:
         return at
     raw = np.frombuffer(written, np.uint8, offset=at) if at < len(written) else np.zeros(0, np.uint8)

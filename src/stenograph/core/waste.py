@@ -1,4 +1,4 @@
-"""Counts what became of sampled tokens, by the group of their session. Pure."""
+"""Counts the fates of sampled tokens, by the group of their session. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from stenograph.core.outcome import TokenFate
 
 MAX_GROUPS = 10_000
-"""Groups that are counted apart; the counts of the one that was heard of first go to those without a group."""
+"""Groups counted apart; the counts of the one heard of first go to the sessions without a group."""
 
 
 @dataclass(slots=True)
 class GroupCounts:
-    """The sessions of a group that ended, their sampled tokens by fate, and those of turns that failed or were
-    abandoned, which are in no session."""
+    """The ended sessions of a group, their sampled tokens by fate, and those of failed or abandoned turns, kept in no
+    session."""
 
     num_ended: int = 0
     num_wasted: int = 0

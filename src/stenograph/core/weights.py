@@ -1,7 +1,7 @@
 """Commands of a trainer about the policy's weights, an engine's answers, and whose cache a turn reads. Pure.
 
-An engine takes a `WeightCommand`, with SGLang's modes, and gives one answer for each engine behind it (engine/base.py);
-what is done with answers that differ, and when turns wait, the session room says (session/weights.py).
+An engine takes a `WeightCommand`, with SGLang's modes, and gives one answer for each engine behind it (engine/base.py).
+The session room settles differing answers, and the waiting of turns (session/weights.py).
 """
 
 import enum
@@ -13,14 +13,14 @@ from msgspec import Struct
 from stenograph.core.kinds import SaltPolicy
 
 UNNAMED = "default"
-"""SGLang's and vLLM's name of the weights that they start with, if nobody named them."""
+"""SGLang's and vLLM's name of their first weights, if nobody named them."""
 
 
 class PauseMode(enum.StrEnum):
     """Fate of running generations at a pause."""
 
     ABORT = "abort"
-    """They end with what they have sampled."""
+    """They end with the tokens sampled so far."""
     RETRACT = "retract"
     """They wait, and compute their keys and values again."""
     IN_PLACE = "in_place"
@@ -31,8 +31,8 @@ class PauseMode(enum.StrEnum):
 class UpdateWeights:
     """Load the weights in a folder and sample with them from then on, under the name `version`.
 
-    `stands_in_place`: generations stand still with the keys and values that the weights before made, and go on with
-    these weights. `options` are fields of the engine's own, which only an engine that knows them takes.
+    `stands_in_place`: generations stand still with the keys and values made by the weights before, and go on with these
+    weights. `options` are fields of the engine's own, for engines that know them.
     """
 
     path: str
@@ -56,12 +56,12 @@ class ContinueGeneration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushCache:
-    """Forget the keys and values of prompts that may come again."""
+    """Forget the keys and values kept for prompts to come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameWeights:
-    """The weights that are there have this name from now on: somebody else has sent them."""
+    """The present weights have this name from now on: somebody else has sent them."""
 
     version: str
 
@@ -71,8 +71,8 @@ WeightCommand = UpdateWeights | PauseGeneration | ContinueGeneration | FlushCach
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlAnswer:
-    """One engine's answer. `problem`: why it has not done it; empty where it has, and then `note` says what a trainer
-    should know all the same. `num_paused` generations stood still meanwhile."""
+    """One engine's answer. `problem`: why it has not done it; empty where it has, and then `note` has news for the
+    trainer all the same. `num_paused` generations stood still meanwhile."""
 
     name: str
     problem: str = ""
@@ -81,18 +81,18 @@ class ControlAnswer:
 
 
 class CacheSalt(Struct, frozen=True, kw_only=True, gc=False):
-    """A session's policy, and the version that it is pinned to, if that was known and anything is pinned."""
+    """A session's policy, and its pinned version, if this was known and anything is pinned."""
 
     policy: SaltPolicy = SaltPolicy.FOLLOW
     pinned: str | None = None
 
     @staticmethod
     def at(policy: SaltPolicy, version: str | None) -> "CacheSalt":
-        """That of a session, or of a turn without one, that begins under weights `version`."""
+        """The salt of a session, or of a turn without one, at its beginning under weights `version`."""
         return CacheSalt(policy=policy, pinned=version if policy is SaltPolicy.PIN else None)
 
     def of(self, version: str, known: Collection[SaltPolicy]) -> str | None:
-        """The salt of a turn that weights `version` sample, at an engine that knows these policies; None: no salt."""
+        """The salt of a turn sampled by weights `version`, at an engine that knows these policies; None: no salt."""
         if self.policy is SaltPolicy.OFF or self.policy not in known:
             return None
         return (self.pinned if self.policy is SaltPolicy.PIN else version) or None

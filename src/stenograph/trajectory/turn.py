@@ -22,7 +22,7 @@ from stenograph.core.types import FinishReason, RequestId, SampledTurn, Sampling
 
 
 class TurnStatus(enum.StrEnum):
-    """The mark of a turn, and of a sample ending with it, for the trainer. The values are miles' `Sample.Status`."""
+    """The mark of a turn, and of a sample that ends with it, for the trainer. The values are miles' `Sample.Status`."""
 
     COMPLETED = "completed"
     TRUNCATED = "truncated"
