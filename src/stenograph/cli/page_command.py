@@ -1,4 +1,4 @@
-"""`stenograph export --html`: one session as one file: a page for any browser, fetching nothing.
+"""`stenograph export --html`: one session as one file: a page that opens anywhere and fetches nothing.
 
 The session is of a folder (then the model's tokenizer and template are read) or of a running server. Exit codes: 0, or
 2 (a StartupError) where there is no file.

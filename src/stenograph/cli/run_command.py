@@ -4,8 +4,8 @@ The session is of a running server (`--url`), or of one started here with `serve
 `--port` says otherwise, and stopped at the end. The terminal is the command's, so Ctrl-C ends the command; the server
 stays until the samples are written.
 
-Owns the exit code: the command's, 128 + its fatal signal, 127 or 126 where it cannot be run; 1 where the command
-succeeded but its samples cannot be got; 2 for whatever stops the start.
+Owns the exit code: the command's, 128 + the signal that killed it, 127 or 126 where it cannot be run; 1 where the
+command succeeded but its samples cannot be got; 2 for whatever stops the start.
 """
 
 import contextlib

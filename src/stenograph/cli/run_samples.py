@@ -21,7 +21,7 @@ from stenograph.core.errors import StartupError
 _FORMATS = {".json": "json", ".arrow": "arrow"}
 """Formats of samples, by a file's ending; any other is safetensors."""
 _WHAT = {"records": "records"}
-"""A person's word for things other than samples."""
+"""A person's word for an answer other than samples."""
 _META = "_samples_meta"
 """The tensor of a safetensors payload with its metadata, as JSON. Source: docs/samples.md."""
 

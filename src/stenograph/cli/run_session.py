@@ -25,7 +25,7 @@ _MEANWHILE = {
     Lack.PLACE: f"make room, and the samples are written within {RETRY_S:g} s",
     Lack.SAMPLES: f"it is asked again every {RETRY_S:g} s",
 }
-"""The possible end of a lack, while a server stays for it."""
+"""The remedy for a lack, while a server stays for it."""
 
 
 class RunSession:

@@ -1,4 +1,4 @@
-"""`stenograph check DIR --samples FILE`: whether each trained token of a file is the store's.
+"""`stenograph check DIR --samples FILE`: whether each trained token of a file is what the store holds.
 
 Reads the file and its sessions, and changes nothing. Exit codes as those of `check`.
 """

@@ -1,5 +1,5 @@
-"""`stenograph inspect` and `stenograph check`: a look at a server's stored sessions, and a check of them against the
-rows as written.
+"""`stenograph inspect` and `stenograph check`: a look at a server's kept sessions, and a check that they are as
+written.
 
 They need no server and change nothing. Exit codes: 0, 1 where `check` found a fault, 2 (a StartupError) for a folder
 held by a server or without sessions.

@@ -1,4 +1,5 @@
-"""Text by others for a terminal: nothing in it can move the cursor, change a colour or turn text around.
+"""Text written by others, made safe for a terminal: nothing in it can move the cursor, change a colour or turn text
+around.
 
 Control characters are shown as their pictures, and so stay visible. Pure.
 """

@@ -168,7 +168,7 @@ class Client:
         return sum(len(cast("list[object]", page["sessions"])) for page in pages)
 
     async def _opened(self, fields: JsonObject) -> tuple[ServerAddress, RolloutSession]:
-        """A new session on the first willing address, in the order of their load.
+        """A new session on the first address that opens one, in the order of their load.
 
         The key of the call lets a broken connection be tried again without a second session.
         """
@@ -197,7 +197,7 @@ class Client:
         return RolloutSession(self._calls, id=session_id, base_url=f"{root}/v1", root_url=root, api_key=str(token))
 
     async def _deleted(self, opened: tuple[ServerAddress, RolloutSession]) -> None:
-        """Delete a session. A server without an answer has none, or drops it when its ttl has passed."""
+        """Delete a session. A server that does not answer any more has none, or drops it when its ttl has passed."""
         address, session = opened
         address.num_open -= 1
         with contextlib.suppress(ClientError):

@@ -369,7 +369,7 @@ class RolloutRun(Generic[T]):
         return await made
 
     async def _judged(self, task: "asyncio.Task[Reward | None]", session: RolloutSession) -> AgentEnd:
-        """The end of an agent by itself, and the one at fault."""
+        """The end of an agent that ended by itself, and whose fault it is."""
         error = asyncio.CancelledError("the agent cancelled itself") if task.cancelled() else task.exception()
         if isinstance(error, WrongAgent):
             raise error  # every rollout's would be

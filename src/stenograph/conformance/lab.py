@@ -28,7 +28,7 @@ Act = Callable[[], Awaitable[None]]
 
 
 class NotOffered(Exception):
-    """Neither the engine nor its tester has the subject of a law; the message names it."""
+    """Neither the engine nor its tester has a law's requirement; the message says what is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ class Lab:
 
     @property
     def endless(self) -> dict[str, Any]:
-        """Parameters of a turn with stop tokens for an end, and none of the model's own."""
+        """Parameters of a turn that stop tokens may end, and nothing of the model's own."""
         if self.under_test.stops_beside_ignore_eos:
             return {"ignore_eos": True}
         return {"ignore_eos": False, "logit_bias": tuple((id_, -100.0) for id_ in sorted(self.under_test.eos_ids))}

@@ -338,7 +338,7 @@ async def two_weight_versions(lab: Lab) -> None:
 
 
 async def _over_two_versions(lab: Lab, set_version: Callable[[str], Awaitable[None]]) -> SampledTurn:
-    """A turn with a change of the weights in it, unless it is over before."""
+    """A turn during which the weights change, unless it is over before."""
     await set_version("law-1")
     request = lab.request(**lab.long_tokens)
     async with aclosing(lab.engine.generate(request)) as chunks:
@@ -401,7 +401,7 @@ async def refuses_garbage(lab: Lab) -> None:
 
 
 async def dies_clearly_and_comes_back(lab: Lab) -> None:
-    """Turns of a dying engine end with an error to that effect, and a revived one answers as before."""
+    """Turns of a dying engine end with an error that says so, and a revived one answers as before."""
     kill, revive = lab.under_test.kill, lab.under_test.revive
     if kill is None or revive is None:
         raise NotOffered("a way to kill it: kill, revive")
@@ -469,4 +469,4 @@ LAWS: Mapping[str, Law] = {
 """All laws for one engine, one after the other."""
 
 LAST_LAWS: Mapping[str, Law] = {closes.__name__: closes}
-"""Laws with the engine closed at their end: they come last."""
+"""Laws that close their engine: they come last."""

@@ -56,7 +56,7 @@ async def supports_of_tokens(lab: Lab) -> None:
 async def _forced_logprobs(
     lab: Lab, request: GenerateRequest, turn: SampledTurn
 ) -> dict[LogprobsKind, Sequence[float]]:
-    """The turn's logprobs by a teacher-forced pass: of each kind open to the tester's scoring. Raises NotOffered."""
+    """The turn's logprobs by a teacher-forced pass: of each kind that the tester can score. Raises NotOffered."""
     assert lab.under_test.score is not None
     ids, num_prompt, params = [*request.prompt.ids, *turn.ids], request.prompt.num_tokens, request.params
     forced = {LogprobsKind.RAW: await lab.under_test.score(ids, num_prompt)}

@@ -18,9 +18,9 @@ from stenograph.session.watch import RequestTask
 MAX_RUNNING = 200
 """Most requests in flight to list, the oldest."""
 WINDOW_S = 60.0
-"""Time for the latencies."""
+"""Window of the latencies."""
 RATE_S = 10.0
-"""Time for the rates."""
+"""Window of the rates."""
 
 
 class RunningRequest(TypedDict):

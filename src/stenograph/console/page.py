@@ -102,5 +102,5 @@ def _hash_of(text: str) -> str:
 
 
 def _without_markup(data: str) -> str:
-    """JSON without any end of its element or beginning of a comment."""
+    """JSON in which nothing can end its element or begin a comment."""
     return data.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

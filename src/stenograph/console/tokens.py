@@ -51,7 +51,7 @@ class TokenLook:
     """Facts of a session for a page, beside a line's turns.
 
     `versions` are the names of all weights of its tokens, numbered in order of appearance; `trained` counts by node id
-    the first sampled tokens of a turn, trained by a sample.
+    the first sampled tokens of a turn trained by a sample.
     """
 
     versions: Mapping[str, int]
@@ -159,7 +159,7 @@ class _TokenArrays:
         return flags
 
     def _places(self, at: int, num: int) -> tuple[slice, slice]:
-        """Places of `num` tokens from `at` of the line on in the page, and the present ones of them."""
+        """Places of `num` tokens from `at` of the line on in the page, and which of them it has."""
         first, last = max(at, self._start), min(at + num, self._start + len(self._ids))
         last = max(first, last)
         return slice(first - self._start, last - self._start), slice(first - at, last - at)

@@ -1,4 +1,4 @@
-"""The rate of ending requests, and from it a refused request's `Retry-After`. Pure."""
+"""The rate at which requests end, and from it a refused request's `Retry-After`. Pure."""
 
 SMOOTHING = 0.8
 """The weight of the old mean when a new interval arrives."""

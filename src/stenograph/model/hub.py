@@ -35,8 +35,8 @@ _END_GRACE_S = 5.0
 def repository_of(name: str) -> str | None:
     """The repository of a model's name: ORG/NAME, and any text after `hf:`. None: it is no such name.
 
-    A path is none: a text with a dot or a slash at its start, with more than one slash, or with the end of a .gguf
-    file. Raises StartupError if the text after `hf:` cannot be a repository's name.
+    A path is none: one that begins with a dot or a slash, has more than one slash, or ends as a .gguf file. Raises
+    StartupError if the text after `hf:` cannot be a repository's name.
     """
     if name.startswith(PREFIX):
         repository = name.removeprefix(PREFIX)

@@ -56,9 +56,9 @@ class Span(Struct, frozen=True, kw_only=True, gc=False):
 class Tokenizer:
     """One vocabulary. All methods are pure and may be called from any thread.
 
-    `sample_texts` join the texts to encode alike with the preferred encoder and the reference, or the former is not
-    used; `encoder` is then the encoder in use, `why_not_preferred` a line for the log, empty where it is the preferred
-    one. Raises StartupError at construction for a tokenizer impossible to serve exactly; the message says why.
+    `sample_texts` join the texts that the preferred encoder must encode as the reference does, or it is not used;
+    `encoder` is then the encoder in use, `why_not_preferred` a line for the log, empty where it is the preferred one.
+    Raises StartupError at construction for a tokenizer impossible to serve exactly; the message says why.
     """
 
     def __init__(

@@ -84,7 +84,7 @@ class BodySlots:
 
 
 class Passes:
-    """Serves a few waiters, or one, in each event-loop iteration, in order. A waiter holds nothing to leak."""
+    """Serves a few waiters, or one, in each event-loop iteration, in order. A waiter holds nothing that can leak."""
 
     def __init__(self, num_in_a_pass: int) -> None:
         self._num_in_a_pass = num_in_a_pass
@@ -157,7 +157,7 @@ class Slot:
     async def piece(self, read: Awaitable[T], size: Callable[[T], int], source: Source | None = None) -> T:
         """Wait for the next piece of the body, of `size(piece)` bytes, and for the slot if it comes fast.
 
-        While a piece is long in coming the slot is given up; with a `source`, while too little comes.
+        While a piece is long in coming the slot is given up; one that `source` gathers is, while too little comes.
         """
         loop = asyncio.get_running_loop()
         self._since, self._num_counted = loop.time(), 0

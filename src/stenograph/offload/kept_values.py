@@ -75,7 +75,7 @@ class KeptValues(Generic[K, V]):
             self._forget(key, place)
 
     def drop_where(self, is_over: Callable[[V], bool]) -> None:
-        """Forget the values with this property."""
+        """Forget the values for which `is_over` holds."""
         for key, place in list(self._places.items()):
             if place.made and is_over(place.made[0]):
                 self._forget(key, place)

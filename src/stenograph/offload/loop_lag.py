@@ -1,7 +1,7 @@
-"""Measures how late the event loop is and, if configured, reports the callback behind it.
+"""Measures how late the event loop is and, if configured, reports the callback that held it.
 
 A heartbeat is due every `PERIOD_S`; its lateness is how long any callback had to wait. A watchdog thread logs the stack
-of the loop's thread when the heartbeat is overdue: it names the callback in the loop's way.
+of the loop's thread when the heartbeat is overdue: it names the callback that holds the loop.
 """
 
 import asyncio
@@ -83,7 +83,7 @@ class Watchdog:
         self._thread.start()
 
     def is_alive(self) -> None:
-        """Record a sign of life of the loop; call it from the loop."""
+        """Record that the loop is alive; call it from the loop."""
         self._last_beat = _CLOCK.monotonic()
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ class WrongRows(ValueError):
 
 
 class WrongTrainer(TypeError):
-    """A trainer's class has other fields than in the version behind its rows."""
+    """A trainer's class has other fields than the version that its rows were written against."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -159,13 +159,13 @@ def support_rows(sample: DecodedSample) -> TrainedSupport:
 
 _NONE = np.zeros(0, np.int32)
 _CUTS = ("top_p", "top_k", "min_p", "grammar", "min_tokens")
-"""Fields of a turn's row with a sign of ids ruled out."""
+"""Fields of a turn's row that tell of ids ruled out."""
 
 
 def _unlisted(
     turn: Mapping[str, object], sample: DecodedSample, place: int, support: DecodedSupport | None
 ) -> NDArray[np.integer[Any]]:
-    """The support of a trained token without one in its row: the token alone if it was greedy, else every id."""
+    """The support of a trained token whose row lists none: the token alone if it was greedy, else every id."""
     if turn["temperature"] == 0:
         return sample.tokens[sample.prompt_length + place :][:1]
     cuts = [name for name in _CUTS if name in turn]

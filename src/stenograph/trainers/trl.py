@@ -18,7 +18,7 @@ Made = TypeVar("Made")
 WRITTEN_AGAINST = "trl 1.16.0"
 
 REWARD_KEY = "rollout_reward"
-"""The name of each rollout's reward from `rollout_rows` for the reward functions."""
+"""The name under which `rollout_rows` passes each rollout's reward to the reward functions."""
 
 
 def rollout_rows(batch: RolloutBatch[T], *, num_prompts: int, filler_id: int) -> dict[str, list[object]]:

@@ -28,7 +28,7 @@ class Check(enum.StrEnum):
     BOUNDARY = "boundary"
     """After a reply without its stop token, the bridge writes all of the template's text there."""
     RETRY = "retry"
-    """A turn asked for again has its first prompt."""
+    """A turn asked for again has the same prompt as at first."""
     INJECTION = "injection"
     """Control tokens in a client's plain text are text."""
     LIVE = "live"

@@ -107,8 +107,8 @@ class PreparedWeights(Protocol):
         ...
 
     def free(self) -> WeightMemory | None:
-        """Give them up: they are not used again. Returns the memory of their reading, for the next ones; None where it
-        went when they were prepared."""
+        """Give them up: they are not used again. Returns the memory that they were read to, for the next ones; None
+        where it went when they were prepared."""
         ...
 
 
@@ -138,8 +138,8 @@ class Forward(Protocol):
         ...
 
     def routes(self, spans: Sequence[RowSpan]) -> Routes | None:
-        """The experts of the positions in these rows at the computation of their keys and values; None of a model
-        without experts."""
+        """The experts that the positions in these rows went to when their keys and values were computed; None of a
+        model without experts."""
         ...
 
     def prepare(self, config: LlamaConfig, weights: LlamaWeights) -> PreparedWeights:
