@@ -1,7 +1,7 @@
 """Measures how late the event loop is and, if configured, reports the callback that held it.
 
 A heartbeat is due every `PERIOD_S`; its lateness is how long any callback had to wait. A watchdog thread logs the stack
-of the loop's thread when the heartbeat is overdue: it names the callback that holds the loop.
+of the loop's thread when the heartbeat is overdue: it names the blocking callback.
 """
 
 import asyncio
