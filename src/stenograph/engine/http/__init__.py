@@ -1,1 +1,1 @@
-"""The connections and exchanges of every engine that is an HTTP server."""
+"""The connections and exchanges of every engine with an HTTP server."""

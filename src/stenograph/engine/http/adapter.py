@@ -1,6 +1,6 @@
-"""The interface of an engine's adapter, which speaks to one kind of server over HTTP and reads its replies.
+"""The interface of an engine's adapter: it speaks to one kind of server over HTTP and reads its replies.
 
-Owns the two interfaces, `EngineAdapter` and `EngineReading`, and what all adapters share. Holds no task and no
+Owns the two interfaces, `EngineAdapter` and `EngineReading`, and helpers for all adapters. Holds no task and no
 connection: `HttpEngine` does, and knows no engine.
 """
 
@@ -31,14 +31,14 @@ T = TypeVar("T")
 
 MODELS_PATH = "/v1/models"
 PROBE_PATHS = ("/health", MODELS_PATH)
-"""The second is for routers that have no `/health`."""
+"""The second is for routers without `/health`."""
 NOT_THERE = (404, 405)
-"""The statuses of a path that a server does not have."""
+"""The statuses of a path unknown to a server."""
 
 
 class Call(Struct, frozen=True, kw_only=True, gc=False):
-    """A POST of JSON. `streams`: the reply is asked for as server-sent events. `note_if_refused`: what a command says
-    that is done without this call, where the server refuses it; empty where the call has to be done."""
+    """A POST of JSON. `streams`: the reply is asked for as server-sent events. `note_if_refused`: the note of a
+    command done without this call, where the server refuses it; empty where the call has to be done."""
 
     path: str
     body: bytes
@@ -49,7 +49,7 @@ class Call(Struct, frozen=True, kw_only=True, gc=False):
 
 class ControlReply(Struct, frozen=True, kw_only=True, gc=False):
     """A server's answer to a command about the weights. `problem`: why it has not done it, in its own words; empty
-    where it has. `note`: what a trainer should know all the same. `then`: calls that have to follow."""
+    where it has. `note`: news for the trainer all the same. `then`: calls to follow."""
 
     problem: str = ""
     num_paused: int = 0
@@ -64,11 +64,11 @@ class Ask(Protocol):
 
 
 class EngineReading(Protocol):
-    """One generation's reply as it is read. Every method raises UpstreamInvalid, naming the law that was broken, or the
-    error that the engine reports within a 200. A reader inherits from this class for the defaults.
+    """One generation's reply as it is read. Every method raises UpstreamInvalid, naming the broken law, or the
+    error reported by the engine within a 200. A reader inherits from this class for the defaults.
 
-    A reader holds the chunk that carries `finish` back until the engine has said all that belongs to it, so that
-    the last chunk is the last: a connection that is cut after it cuts nothing off.
+    A reader holds the chunk with `finish` back until the engine has sent everything of it, so the last chunk is
+    the last: a connection cut after it loses nothing.
     """
 
     @property
@@ -77,38 +77,38 @@ class EngineReading(Protocol):
         return False
 
     async def begin(self, ask: Ask) -> None:
-        """Ask what has to be known before a stream is sent for. Raises UpstreamError."""
+        """Ask for the facts needed before a stream is requested. Raises UpstreamError."""
         return
 
     def whole(self, http: HttpReply) -> Sequence[Chunk]:
-        """The chunks of a 200 that came at once. By default it is read as the one event of a stream."""
+        """The chunks of a 200 received at once. By default it is read as the one event of a stream."""
         chunks = (*self.event(http.body), *self.end())
         if not chunks or chunks[-1].finish is None:
             raise UpstreamInvalid("finish_reason", "there is none")
         return chunks
 
     def event(self, data: bytes) -> Sequence[Chunk]:
-        """The chunks that one event's data brings; `[DONE]` never comes here."""
+        """The chunks in one event's data; `[DONE]` never comes here."""
         raise AssertionError("no stream was asked for")
 
     async def settle(self, ask: Ask) -> Sequence[Chunk]:
-        """The chunks that come after the reply and before `end`, if the engine has to be asked again for any.
+        """The chunks between the reply and `end`, if the engine has to be asked again for any.
 
         Raises UpstreamError.
         """
         return ()
 
     def end(self) -> Sequence[Chunk]:
-        """Return the chunks that were held back until the stream's proper end; nothing the second time."""
+        """Return the chunks held back until the stream's proper end; nothing the second time."""
         return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterOptions:
-    """Facts of the model and settings of the server, of which every adapter is made; each takes what it needs.
+    """Facts of the model and settings of the server, for every adapter; each takes the ones it needs.
 
-    `model` is its model's name at the engine. `logprobs`: what its log-probabilities are, None by its defaults.
-    `replay` says what is asked for that trainers replay, and `reply_mode` whether clients get it too. The context is
+    `model` is its model's name at the engine. `logprobs`: the kind of its log-probabilities, None by its defaults.
+    `replay` says what to ask for trainers to replay, and `reply_mode` whether clients get it too. The context is
     `max_context_tokens` where the engine does not say; None: not known. `eos_token_ids` end a turn there.
     `states_vocab_size`: the model has exactly `vocab_size` ids; else at least as many.
     """
@@ -132,7 +132,7 @@ class EngineAdapter(Protocol):
 
     @property
     def names_requests(self) -> bool:
-        """Whether each reply says which request it is to; where none does, no connection is used twice."""
+        """Whether each reply names its request; where none does, no connection is used twice."""
         ...
 
     @property
@@ -141,28 +141,28 @@ class EngineAdapter(Protocol):
         ...
 
     async def discover(self, ask: Ask) -> None:
-        """Find out what this server can do, each time it comes up. Raises UpstreamError if it does not say."""
+        """Find out this server's abilities, each time it comes up. Raises UpstreamError if it does not say."""
         ...
 
     def call(self, request: GenerateRequest) -> tuple[Call, EngineReading]:
-        """The request of a generation, and the reader of its reply. Raises InvalidRequest for what the engine cannot
-        do."""
+        """The request of a generation, and the reader of its reply. Raises InvalidRequest if the engine cannot
+        do it."""
         ...
 
     def refusal(self, http: HttpReply, request: GenerateRequest) -> StenographError:
-        """The error that a status other than 200 is, as the answer to `request`."""
+        """The error for a status other than 200, as the answer to `request`."""
         ...
 
     def abort_call(self, request_id: RequestId) -> Call | None:
-        """The request that ends a generation early; None where hanging up is the only way."""
+        """The request to end a generation early; None where hanging up is the only way."""
         ...
 
     def close_call(self, session: str) -> Call | None:
-        """The request that says that no more turns of a session come; None where the server keeps nothing for it."""
+        """The request to announce that no more turns of a session come; None where the server keeps nothing for it."""
         return None
 
     def control_calls(self, command: WeightCommand) -> Sequence[Call] | str:
-        """The requests by which a command about the weights is done, in order; a text says why it cannot be."""
+        """The requests for a command about the weights, in order; a text says why it cannot be."""
         return without_weights(self.capabilities.engine, command)
 
     def control_reply(self, command: WeightCommand, call: Call, http: HttpReply) -> ControlReply:
@@ -217,7 +217,7 @@ _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def told_too_long(refusal: bytes, patterns: Sequence["re.Pattern[bytes]"]) -> ContextLengthExceeded | None:
-    """The error that an engine's refusal is, where one of its words for a request that is too long is there.
+    """The error for an engine's refusal, where one of its words for a too long request is there.
 
     A pattern has the groups `prompt` and `limit`, in tokens, and may have `sampled`.
     """
@@ -233,12 +233,12 @@ def told_too_long(refusal: bytes, patterns: Sequence["re.Pattern[bytes]"]) -> Co
 
 
 def passed_through(http: HttpReply) -> UpstreamRefused:
-    """A refusal that the client gets as the engine wrote it."""
+    """A refusal passed to the client as the engine wrote it."""
     return _refused(http, http.body, _refusal_in(http.body))
 
 
 def in_our_shape(http: HttpReply) -> UpstreamRefused:
-    """A refusal by a route that is no client's: where it has an `error` without a code, that gets ours."""
+    """A refusal by a route not for clients: an `error` without a code gets ours."""
     told, body = _refusal_in(http.body), http.body
     if told.error is not None and not bytes(told.error.code):
         members = _MEMBERS.decode(body)
@@ -262,7 +262,7 @@ def _refused(http: HttpReply, body: bytes, told: _ToldRefusal) -> UpstreamRefuse
 
 
 async def probed_fault(adapter: EngineAdapter, ask: Ask) -> str:
-    """The fault that the first path found reports, or that no path was found; empty where nothing is wrong. Raises
+    """The fault reported by the first path found, or that no path was found; empty where nothing is wrong. Raises
     UpstreamError."""
     told: list[str] = []
     for path in adapter.probe_paths:
@@ -302,7 +302,7 @@ async def list_models(ask: Ask) -> HttpReply:
 
 
 def known(found: T | None) -> T:
-    """Return what `discover` found. Raises EngineUnavailable before it has found anything."""
+    """Return the findings of `discover`. Raises EngineUnavailable before it has found anything."""
     if found is None:
         raise EngineUnavailable("The engine has not been reached yet, so its abilities are unknown.")
     return found

@@ -1,10 +1,10 @@
 """Connections to an engine, kept between requests: one is used again only while nothing has come on it unasked.
 
-Bytes that come on an idle connection close it, and a connection is looked at once more before it is used again: what
-the kernel holds by then was sent before the request was. For bytes that come later, only the id of a reply decides
-(`request_agrees`); an engine that sends no id gets a new connection for each request. A reply flows while its reader
+Bytes on an idle connection close it, and a connection is looked at once more before it is used again: bytes in the
+kernel by then were sent before the request was. For later bytes, only the id of a reply decides
+(`request_agrees`); an engine without such ids gets a new connection for each request. A reply flows while its reader
 takes it: otherwise one buffer of it is read, and the rest waits in the engine's socket. Knows no engine; sends no
-request twice that could have been received, except a GET.
+request twice if the engine may have received it, except a GET.
 """
 
 import asyncio
@@ -21,10 +21,10 @@ from stenograph.engine.http.exchange import KEEPALIVE_S, Pairs, basic, not_conne
 from stenograph.engine.http.response import NotHttp, ReplyCut, ResponseReader
 
 READ_BUFFER_BYTES = 2**18
-"""The most that one read takes."""
+"""The most bytes of one read."""
 FIRST_READ_BYTES = 2**15
 MANY_CHUNKS = 1024
-"""After a read with more chunks of a body than this, the loop serves others before the next one, which is short. So is
+"""After a read with more chunks of a body than this, the loop serves others before the next one, a short one. So is
 the first of a reply: Python is called for each chunk, and there may be one for each byte."""
 MOST_UNTAKEN_BYTES = 2**16
 """Most untaken bytes of a body before reading pauses."""
@@ -34,14 +34,14 @@ LOOKUP_KEPT_S = 10.0
 """Seconds for which a host's addresses are kept, unless none of them answers."""
 MAX_KEPT_HEADS = 256
 REPEATABLE = ("GET", "HEAD", "OPTIONS")
-"""Methods that ask for no generation: sent again if a kept connection turns out to be closed."""
+"""Methods without a generation: sent again if a kept connection turns out to be closed."""
 _WITHOUT_LENGTH = ("GET", "HEAD", "OPTIONS", "TRACE")
 _Address = tuple[socket.AddressFamily, tuple[str | int | bytes, ...]]
 """As `getaddrinfo` returns it: for `connect`, whose type depends on the family."""
 
 
 class Connections:
-    """A pool for one address, http or https. Everything happens in the loop in which it was opened."""
+    """A pool for one address, http or https. Everything happens in the loop of its opening."""
 
     def __init__(self, url: URL, connect_timeout_s: float, *, reuses: bool) -> None:
         """`reuses` False: each connection carries one request."""
@@ -56,7 +56,7 @@ class Connections:
         self._buffer = memoryview(bytearray(0))
         self._all: set[Connection] = set()
         self._idle: list[Connection] = []
-        """The one that was used last is the last, and used first: the others come to be closed."""
+        """The one used last is the last, and used first: the others come to be closed."""
         self._closing_idle: asyncio.TimerHandle | None = None
         self._found: list[_Address] = []
         self._found_until = 0.0
@@ -139,7 +139,7 @@ class Connections:
             self._emptied.set_result(None)
 
     def _close_idle(self) -> None:
-        """Close those that were idle for long enough; come again for the next."""
+        """Close those idle for long enough; come again for the next."""
         self._closing_idle = None
         loop = asyncio.get_running_loop()
         while self._idle and self._idle[0].idle_since + KEEPALIVE_S <= loop.time():
@@ -192,7 +192,7 @@ class Connections:
 
 
 async def _reached(loop: asyncio.AbstractEventLoop, addresses: "list[_Address]", deadline: float) -> socket.socket:
-    """A socket that is connected to the first address that answers; no address takes the time of those after it.
+    """A socket connected to the first address to answer; no address takes the time of those after it.
 
     Raises OSError, the last address's, and TimeoutError.
     """
@@ -303,11 +303,11 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def num_pending(self) -> int:
-        """Bytes of the body that have come, and wait to be taken."""
+        """Bytes of the body received and not yet taken."""
         return self._reader.num_pending
 
     def hand_over(self) -> None:
-        """Let `pieces` return with what has come, at the latest once more comes."""
+        """Let `pieces` return with the bytes so far, at the latest once more come."""
         self._num_wanted = 1
         if self._reader.num_pending:
             self._wake()
@@ -326,11 +326,11 @@ class Connection(asyncio.BufferedProtocol):
         self._on_rest(self)
 
     def has_spoken(self) -> bool:
-        """Whether anything has come that nobody asked for, also what waits in the kernel. An end counts as well."""
+        """Whether anything has come unasked, also bytes still in the kernel. An end counts as well."""
         return self._transport is None or self._transport.is_closing() or bool(self._looked.poll(0))
 
     def abort(self) -> None:
-        """Close at once, what is not sent yet is dropped. Does nothing the second time."""
+        """Close at once, unsent bytes are dropped. Does nothing the second time."""
         if self._fault is None:
             self._fault = self._broken("it was closed here")
         if self._transport is not None:

@@ -1,7 +1,7 @@
-"""An engine that is an HTTP server, as an `Engine`: what all of them share.
+"""An HTTP server as an `Engine`: the part common to all adapters.
 
 Owns the tasks of its requests, its aborts and its probe; `aclose` awaits them all. Knows no engine: an `EngineAdapter`
-says which bytes go where, and what the bytes that come back mean. An engine may go on generating for a client that has
+makes the requests and reads the replies. An engine may go on generating after its client has
 hung up, so every way out before the reply was whole also aborts by the request's id, where the engine can.
 """
 
@@ -44,16 +44,16 @@ PROBE_DEADLINE_S = 5.0
 SESSION_HEADER = "x-session-id"
 """The same for other routers."""
 CLOSE_GRACE_S = 2.0
-"""Seconds that `aclose` waits for the last aborts to be sent."""
+"""Seconds for `aclose` to wait for the last aborts to be sent."""
 MAX_SAID = 8
-"""Reasons that the log has of one outage; they may differ in more than matters."""
+"""Reasons in the log for one outage; they may differ in more than matters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpEngineOptions:
-    """Address of an engine's server, or of a router before several, and the key that it asks for. `control_timeout_s`:
-    how long it may take to load weights. `check` is what else is
-    asked of it when it comes up; StartupError says that it is not to be used as it is."""
+    """Address of an engine's server, or of a router before several, and the key for it. `control_timeout_s`:
+    how long it may take to load weights. `check` asks more of it when it comes up; its StartupError means: not to
+    be used as it is."""
 
     url: str
     api_key: str | None = field(default=None, repr=False)
@@ -65,8 +65,8 @@ class HttpEngineOptions:
 
 
 class _RunningExchange(Struct):
-    """A generation under way. `routing` are the headers that say to a router which session it is of, if it is of any,
-    and of which trace. `stop` ends the wait for the engine, which closes the connection; None while nothing waits.
+    """A generation under way. `routing` are the headers that tell a router its session, if it has any, and its
+    trace. `stop` ends the wait for the engine and so closes the connection; None while nothing waits.
     `is_whole`: the engine has sent all, and samples no more. `was_cut`: aborted by closing the connection,
     because the engine knows no other way."""
 
@@ -80,14 +80,14 @@ class _RunningExchange(Struct):
 
 
 class HttpEngine(Engine):
-    """A server somewhere on the network that speaks one adapter."""
+    """A server somewhere on the network, spoken to by one adapter."""
 
     def __init__(self, options: HttpEngineOptions, adapter: EngineAdapter, body_slots: BodySlots | None = None) -> None:
         self._options = options
         self._adapter = adapter
         self._name = adapter.capabilities.engine
         self._address = str(URL(options.url, encoded=True).with_user(None)) if "@" in options.url else options.url
-        """The address that is shown and logged: without a name and a password."""
+        """The address for logs and displays: without a name and a password."""
         self._transport = EngineTransport(
             options.url,
             options.connect_timeout_s,
@@ -129,21 +129,21 @@ class HttpEngine(Engine):
 
     @property
     def num_running(self) -> int:
-        """Generations whose reply is not whole yet."""
+        """Generations without a whole reply yet."""
         return len(self._running)
 
     def health(self) -> EngineHealth:
         return self._health
 
     async def start(self) -> None:
-        """Open the connection pool and probe once. An engine that is not there yet is DOWN, not an error. Raises
-        StartupError for one that fails the options' check, which is DOWN where it comes up later."""
+        """Open the connection pool and probe once. An absent engine is DOWN, not an error. Raises
+        StartupError for one that fails the options' check; if it comes up later, it is DOWN."""
         self._transport.open()
         await self._probe()
         self._own(self._watch(), name=f"{self._name}-probe")
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
-        """Sample. Raises what the adapter makes of any status but 200, as a rule UpstreamRefused."""
+        """Sample. Raises the adapter's error for any status but 200, as a rule UpstreamRefused."""
         if self._closing:
             raise EngineUnavailable("The engine was stopped.")
         request_id = request.request_id
@@ -194,7 +194,7 @@ class HttpEngine(Engine):
         return True
 
     async def forward(self, method: str, target: str, headers: Sequence[tuple[str, str]], body: bytes) -> HttpReply:
-        """A request to the engine as it is, for routes that record nothing; any status is an answer."""
+        """A request to the engine as it is, for routes without a record; any status is an answer."""
         return await self._transport.forward(method, target, headers, body)
 
     def end_session(self, key: str) -> None:
@@ -258,9 +258,9 @@ class HttpEngine(Engine):
     # -- generations
 
     async def _replied(self, running: _RunningExchange, call: Call) -> Sequence[Chunk]:
-        """The chunks of a reply that comes whole; none where it was cut. Raises as `generate` does.
+        """The chunks of a whole reply; none where it was cut. Raises as `generate` does.
 
-        The turn waits for it itself: there is nothing to read meanwhile, for which a stream has a task and a queue.
+        The turn waits for it itself: unlike a stream, with its task and queue, it has nothing to read meanwhile.
         """
         read: Sequence[Chunk] = ()
         loop = asyncio.get_running_loop()
@@ -287,7 +287,7 @@ class HttpEngine(Engine):
         return read
 
     async def _streamed(self, running: _RunningExchange, call: Call, put: Callable[[Chunk], object]) -> None:
-        """Send one request and hand the chunks of its stream on. What it raises, `generate` raises."""
+        """Send one request and hand the chunks of its stream on. `generate` raises its errors."""
         await running.reading.begin(partial(self._ask, routing=running.routing))
         try:
             await self._read_events(running, call, put)
@@ -298,7 +298,7 @@ class HttpEngine(Engine):
         await self._settle(running, put)
 
     async def _settle(self, running: _RunningExchange, put: Callable[[Chunk], object]) -> None:
-        """Hand on what comes after a reply that has not ended a generation: what there is left to ask for."""
+        """Hand on the chunks after a reply without the generation's end: the rest, asked for separately."""
         ask = partial(self._ask, routing=running.routing)
         self._hand_on(running, await running.reading.settle(ask), put)
         self._hand_on(running, running.reading.end(), put)
@@ -344,12 +344,12 @@ class HttpEngine(Engine):
             self._own(self._tell("abort", request_id, call), name=f"{self._name}-abort-{request_id}")
 
     def _check_cut(self, running: _RunningExchange) -> None:
-        """Raise EngineUnavailable for a wait that was stopped, unless an abort stopped it."""
+        """Raise EngineUnavailable for a stopped wait, unless an abort stopped it."""
         if not running.was_cut or self._closing:
             raise EngineUnavailable("The turn was lost: the engine was stopped.")
 
     def _judge(self, error: BaseException | None) -> None:
-        """Raise what an exchange ended with, and learn from it how the engine is."""
+        """Raise the error of an exchange, if any, and learn from it how the engine is."""
         if isinstance(error, UpstreamUnreachable):
             self._become(EngineState.DOWN, error.reason)
             self._doubt.set()
@@ -417,10 +417,10 @@ class HttpEngine(Engine):
                 self._become(EngineState.READY, self._adapter.capabilities.note)
 
     async def _check_version(self) -> None:
-        """Take no turns for an engine that came up with weights of before. Raises UpstreamError.
+        """Take no turns for an engine that came up with earlier weights. Raises UpstreamError.
 
-        One that does not say which it has gets turns, but for one that refused them. One with weights that it never had
-        was given them by its trainer: they are its weights from now on.
+        An engine that does not name its weights gets turns, unless it refused the new ones. One with weights it never
+        had got them from its trainer: they are its weights from now on.
         """
         found = await self._adapter.find_version(self._ask)
         if found is None:
@@ -450,7 +450,7 @@ class HttpEngine(Engine):
         return await self._transport.forward(method, target, (*of_body, *headers, *routing), body)
 
     def _become(self, state: EngineState, detail: str = "") -> None:
-        """Keep what was learned of the engine; a change is logged."""
+        """Keep the news of the engine; a change is logged."""
         if self._closing:
             return
         if state is EngineState.READY and self._lacks:

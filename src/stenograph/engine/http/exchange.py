@@ -12,7 +12,7 @@ Pairs = Sequence[tuple[str, str]]
 MAX_LINE_BYTES = 2**16
 """Longest header line of a reply."""
 KEEPALIVE_S = 3.0
-"""Seconds for which an idle connection is kept; uvicorn, which most engines run on, closes its own after 5 s."""
+"""Seconds to keep an idle connection; uvicorn, under most engines, closes its own after 5 s."""
 
 
 def tls_of_clients() -> ssl.SSLContext:
@@ -28,7 +28,7 @@ def basic(name: str, password: str) -> str:
 
 
 def unreachable(text: str, cause: Exception | str, *, reply_began: bool = False) -> UpstreamUnreachable:
-    """The error of an engine that cannot be reached, in one line for a client and a log."""
+    """The error of an unreachable engine, in one line for a client and a log."""
     return UpstreamUnreachable(f"{text}: {reason_of(cause)}.", reply_began=reply_began)
 
 

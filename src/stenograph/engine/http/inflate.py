@@ -1,7 +1,7 @@
 """Inflates an engine's encoded reply in pieces, and never to more than a limit. Pure.
 
-A megabyte can inflate to a gigabyte. No piece that comes out is larger than `PIECE_BYTES`, so that whoever takes them
-can serve others in between, and keeps only what it takes. Laws: `content_encoding`, `reply_size`.
+A megabyte can inflate to a gigabyte. No piece is larger than `PIECE_BYTES`, so that a reader
+can serve others in between, and keeps only its share. Laws: `content_encoding`, `reply_size`.
 """
 
 import zlib
@@ -11,7 +11,7 @@ from typing import Protocol
 from stenograph.core.errors import UpstreamInvalid
 
 PIECE_BYTES = 2**18
-"""Largest piece that comes out at once: under a millisecond's work."""
+"""Largest piece of output at once: under a millisecond's work."""
 MAX_GZIP_MEMBERS = 64
 MAX_ENCODINGS = 4
 """One over the other; each costs its own pass."""
@@ -19,7 +19,7 @@ _WBITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
 
 def too_large(max_bytes: int, what: str = "sent a reply") -> UpstreamInvalid:
-    """The error of a reply that is larger than any may be."""
+    """The error of a reply beyond the size limit."""
     return UpstreamInvalid("reply_size", f"the engine {what} of more than {max_bytes} bytes (--max-reply-bytes)")
 
 
@@ -54,7 +54,7 @@ class Inflater:
 
 
 class _Member(Protocol):
-    """The object that `zlib.decompressobj` returns; its class has no public name."""
+    """The object from `zlib.decompressobj`; its class has no public name."""
 
     @property
     def eof(self) -> bool: ...
@@ -101,7 +101,7 @@ class _Coding:
             raise UpstreamInvalid("content_encoding", f"the reply says {self._name}, and is not: it is cut")
 
     def _begun(self, data: bytes) -> _Member | None:
-        """The next member; None if there are too few bytes to know of what kind it is."""
+        """The next member; None if there are too few bytes to know its kind."""
         wbits = _WBITS[self._name]
         if wbits == 15:
             if len(data) < 2:

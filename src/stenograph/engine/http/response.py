@@ -1,7 +1,7 @@
 """One HTTP/1.1 reply after the other from the bytes of a connection. Pure; knows no socket and no engine.
 
-httptools parses; here are the rules that it has not: limits of a head and of what frames a body, interim replies,
-replies without a body, the end of a body that ends with its connection, and bytes after the reply.
+httptools parses; here are the rules it lacks: limits of a head and of a body's framing, interim replies,
+replies without a body, the end of a body with its connection, and bytes after the reply.
 Source: RFC 9112, sections 6.3 (length of a body) and 9.6 (the end of a connection).
 """
 
@@ -10,15 +10,15 @@ import httptools
 from stenograph.engine.http.exchange import MAX_LINE_BYTES, Pairs
 
 MAX_HEAD_BYTES = 4 * MAX_LINE_BYTES
-"""A reply's head, or what stands between two pieces of a chunked body."""
+"""A reply's head, or the bytes between two pieces of a chunked body."""
 
 
 MANY_PIECES = 64
-"""More pieces than this that come at once become one: an engine may send each byte as a chunk."""
+"""More pieces than this at once become one: an engine may send each byte as a chunk."""
 
 
 class NotHttp(Exception):
-    """The bytes that came are no reply; the text says why."""
+    """The bytes received are no reply; the text says why."""
 
 
 class ReplyCut(Exception):
@@ -26,7 +26,7 @@ class ReplyCut(Exception):
 
 
 class ResponseReader:
-    """Reads replies. After an error, and after a reply that does not keep its connection, it reads nothing more."""
+    """Reads replies. After an error, and after a reply without keep-alive, it reads nothing more."""
 
     __slots__ = (
         "_has_no_body",
@@ -62,7 +62,7 @@ class ResponseReader:
         self._pieces: list[bytes] = []
         self._has_no_body = is_head
         self._is_interim = False
-        """Within a reply that is not the one: 100 to 199."""
+        """Within an interim reply: 100 to 199."""
         self._is_chunked = False
         self._num_unframed = 0
         self.has_begun = False
@@ -76,9 +76,9 @@ class ResponseReader:
         self.keeps_connection = False
         """Whether another request may follow the reply: it is whole, and nothing came after it."""
         self.num_pending = 0
-        """Bytes of the body that nobody has taken yet."""
+        """Bytes of the body not taken yet."""
         self.num_fed = 0
-        """Pieces of the body in the bytes that came last."""
+        """Pieces of the body in the latest bytes."""
         self.num_expected: int | None = None
         self.status = 0
         self.headers: Pairs = ()
@@ -89,17 +89,17 @@ class ResponseReader:
         return f"<ResponseReader {stage} {self.status} {self.num_pending} bytes pending>"
 
     def take(self) -> list[bytes]:
-        """The body's pieces that have come and were not taken."""
+        """The body's pieces received and not taken."""
         taken, self._pieces = self._pieces, []
         self.num_pending = 0
         return taken
 
     def close(self) -> None:
-        """Nothing more comes. What came can still be taken."""
+        """Nothing more comes. Earlier pieces can still be taken."""
         del self._parser  # it has bound methods of the reader: without a cycle both go at once
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Take the next bytes. Raises NotHttp; not for what comes after a whole reply, which is `has_more`."""
+        """Take the next bytes. Raises NotHttp; bytes after a whole reply set `has_more` instead."""
         if self.is_whole:
             if data:
                 self._more_came()

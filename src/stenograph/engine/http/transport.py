@@ -1,6 +1,6 @@
-"""HTTP towards engines: what a request is on the wire, and what of a reply is taken.
+"""HTTP towards engines: requests on the wire, and the accepted parts of replies.
 
-A reply comes back whole, or as `UpstreamUnreachable`. A wait that is cancelled closes its connection at once: it never
+A reply comes back whole, or as `UpstreamUnreachable`. A cancelled wait closes its connection at once: it never
 goes back to the pool, so the engine sees the client leave. Statuses are the caller's business. Knows no engine.
 """
 
@@ -25,12 +25,12 @@ T = TypeVar("T")
 Headers = tuple[tuple[str, str], ...]
 
 MAX_FORWARDED_VALUE = 4096
-"""Longest header value that goes on to a client; many take no line of more than 8 KiB."""
+"""Longest header value passed on to a client; many take no line of more than 8 KiB."""
 DEFAULT_MAX_REPLY_BYTES = 2**27
 GATHERED_BYTES = 2**21
-"""A body that has a slot is taken in parts of this size: to wake its turn for each read costs more than reading."""
+"""A body with a slot is taken in parts of this size: to wake its turn for each read costs more than reading."""
 TERMINAL = b"[DONE]"
-"""The data of the event that ends a stream."""
+"""The data of a stream's last event."""
 
 HOP_BY_HOP = frozenset(
     {
@@ -65,7 +65,7 @@ class HttpReply(Struct, frozen=True, kw_only=True, gc=False):
 
 
 def end_to_end(headers: Iterable[tuple[str, str]]) -> Headers:
-    """An engine's headers that its client may see: lower-case names, in order, without content-type."""
+    """An engine's headers for its client: lower-case names, in order, without content-type."""
     kept: list[tuple[str, str]] = []
     named: set[str] = set()
     for name, value in headers:
@@ -128,7 +128,7 @@ class EngineTransport:
     async def events(self, path: str, body: bytes, headers: Headers) -> AsyncGenerator[HttpReply | bytes, None]:
         """POST JSON, and yield the data of each event until the terminal one, or until the stream ends.
 
-        An answer that is no event stream is yielded instead, whole. Leaving early closes the connection. Raises
+        An answer other than an event stream is yielded instead, whole. Leaving early closes the connection. Raises
         UpstreamUnreachable if the stream is cut, UpstreamInvalid for one that is encoded or has an event without end.
         """
         sent = (("content-type", "application/json"), *headers, *self._key, ("accept-encoding", "identity"))
@@ -160,8 +160,8 @@ class EngineTransport:
     async def forward(self, method: str, target: str, headers: Iterable[tuple[str, str]], body: bytes) -> HttpReply:
         """Send a request on as it came, to the path and query `target`.
 
-        Which headers may go on is the caller's choice; hop-by-hop ones never do. Raises as `post` does, and
-        InvalidRequest for a path that cannot be on a request line.
+        The caller chooses the headers to pass on; hop-by-hop ones never go on. Raises as `post` does, and
+        InvalidRequest for a path impossible on a request line.
         """
         if not target.startswith("/") or not all("!" <= char <= "~" for char in target):
             raise InvalidRequest("The path must be percent-encoded, and begin with a slash.")
@@ -187,9 +187,9 @@ class EngineTransport:
             exchange.leave()
 
     async def _gathered(self, exchange: Connection, received: Pairs, slot: Slot) -> bytes:
-        """A whole body, without its encoding. Raises UpstreamInvalid for one that is too large, or is not in it.
+        """A whole body, without its encoding. Raises UpstreamInvalid for one too large, or not in that encoding.
 
-        What it inflates to is made in pieces, between which the loop serves others; there is one copy of it.
+        It is inflated in pieces; between them the loop serves others. There is one copy of the result.
         """
         if (exchange.num_expected or 0) > self._max_reply_bytes:
             raise too_large(self._max_reply_bytes)
@@ -219,7 +219,7 @@ def _num_bytes(pieces: Sequence[bytes]) -> int:
 
 
 def _reply(status: int, received: Pairs, body: bytes) -> HttpReply:
-    """A reply that is whole. Raises UpstreamInvalid for one that cannot be sent on."""
+    """A whole reply. Raises UpstreamInvalid for one that cannot be sent on."""
     content_type = dict(reversed(received)).get("content-type") or "application/octet-stream"  # the first of several
     if not 200 <= status <= 599:
         raise UpstreamInvalid("status", f"the engine answered with the status {status}")
@@ -229,6 +229,6 @@ def _reply(status: int, received: Pairs, body: bytes) -> HttpReply:
 
 
 def _without_hops(lower: list[tuple[str, str]]) -> Iterable[tuple[str, str]]:
-    """Headers of one connection left out, those that `Connection` names included."""
+    """Headers of one connection left out, those named by `Connection` included."""
     named = {name.strip().lower() for header, value in lower if header == "connection" for name in value.split(",")}
     return (pair for pair in lower if pair[0] not in HOP_BY_HOP and pair[0] not in named)
