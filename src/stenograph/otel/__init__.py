@@ -1,1 +1,1 @@
-"""Traces of requests as OpenTelemetry has them: made of what a turn knows anyway, when it is over."""
+"""Traces of requests as OpenTelemetry has them: made from a turn's own facts, when it is over."""

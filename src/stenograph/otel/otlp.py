@@ -1,7 +1,7 @@
 """Sends spans to a collector by OTLP over HTTP, with OpenTelemetry's SDK. The only module that imports it.
 
-Owns the SDK's provider, whose thread exports what waits in a bounded queue: a collector that is slow or away costs
-spans, which are counted, and never a turn. Configures itself as every use of the SDK does from the environment:
+Owns the SDK's provider. Its thread exports a bounded queue: a slow or absent collector costs
+spans, each of them counted, and never a turn. Configures itself as every use of the SDK does from the environment:
 headers and certificates of the exporter, the sampler, the resource (`OTEL_…`).
 """
 
@@ -33,14 +33,14 @@ TRACES_PATH = "v1/traces"
 """Of a collector's address. Source: OTLP specification 1.8, "OTLP/HTTP Request"."""
 
 MAX_WAITING = 16_384
-"""Spans that wait for the collector: those of a thousand turns and more."""
+"""Spans waiting for the collector: those of a thousand turns and more."""
 BATCH_SPANS = 512
 """Spans in one request to the collector: the SDK's default."""
 FLUSH_S = 2.0
-"""Seconds that a stop waits for the last spans to be sent."""
+"""Seconds for a stop to wait for the last spans to be sent."""
 MAX_REASON_CHARS = 300
 MAX_TEXT_CHARS = 1024
-"""The part of a text that a span has: paths and errors may have a client's words."""
+"""Length of a text in a span: paths and errors may have a client's words."""
 _INT64 = range(-(2**63), 2**63)
 
 _SDK_LOG = logging.getLogger("opentelemetry.exporter.otlp.proto.http.trace_exporter")
@@ -52,15 +52,15 @@ _KINDS = {
 
 
 class _Reasons(logging.Filter):
-    """Keeps the first line that the SDK's exporter logs about a batch, and lets none through: an outage has one line,
-    which is ours."""
+    """Keeps the first line of the SDK's exporter about a batch, and lets none through: an outage has one line,
+    ours."""
 
     def __init__(self) -> None:
         super().__init__()
         self._of_thread = threading.local()
 
     def begin(self, exporter: "_CountedExporter") -> None:
-        """Take the lines that this thread logs from now on for this exporter's."""
+        """Take this thread's log lines from now on for this exporter's."""
         self._of_thread.exporter = exporter
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -75,7 +75,7 @@ _SDK_LOG.addFilter(_REASONS)
 
 
 class _GivenIds(IdGenerator):
-    """The ids of the span that is made next: made of the request's, not drawn here."""
+    """The ids of the next span: made from the request's, not drawn here."""
 
     def __init__(self) -> None:
         self.trace_id = 0
@@ -103,7 +103,7 @@ class _CountedExporter(SpanExporter):
         self.num_exported = 0
         self.num_failed = 0
         self.reason = ""
-        """The reason for which the present or the last batch was not taken; empty where nothing is wrong."""
+        """The reason why the present or the last batch was not taken; empty where nothing is wrong."""
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         _REASONS.begin(self)
@@ -165,12 +165,12 @@ class OtlpExport:
 
     @property
     def num_waiting(self) -> int:
-        """Spans that are neither exported nor lost yet."""
+        """Spans neither exported nor lost yet."""
         return self._num_sent - self._exporter.num_exported - self._exporter.num_failed
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Spans by what became of them."""
+        """Spans by their fate."""
         return {
             "exported": self._exporter.num_exported,
             "failed": self._exporter.num_failed,
@@ -178,7 +178,7 @@ class OtlpExport:
         }
 
     def samples(self, parent: TraceContext | None, trace_id: str, name: str) -> bool:
-        """Whether the SDK's sampler takes this trace: by default one that its client records, or that begins here."""
+        """Whether the SDK's sampler takes this trace: by default one recorded by its client, or begun here."""
         around = _around(parent, is_remote=True)
         decision = self._provider.sampler.should_sample(around, int(trace_id, 16), name).decision
         return decision is Decision.RECORD_AND_SAMPLE
@@ -206,7 +206,7 @@ class OtlpExport:
             made.end(int(span.end_s * 1e9))
 
     async def aclose(self) -> None:
-        """Send what waits, if the collector takes it in time; what is left then is lost with the process."""
+        """Send the waiting spans, if the collector takes them in time; the rest is lost with the process."""
         loop, closed = asyncio.get_running_loop(), asyncio.Event()
 
         def close() -> None:
@@ -239,7 +239,7 @@ def _around(parent: TraceContext | None, *, is_remote: bool) -> Context:
 
 
 def _writable(value: Attribute) -> Attribute:
-    """A value that protobuf takes: one that it does not would cost its whole batch."""
+    """A value fit for protobuf: any other would cost its whole batch."""
     if isinstance(value, str):
         return _text(value)
     if isinstance(value, tuple):
@@ -248,12 +248,12 @@ def _writable(value: Attribute) -> Attribute:
 
 
 def _text(text: str) -> str:
-    """Text that is no longer than it may be, and is UTF-8."""
+    """Text cut to its longest length, and in UTF-8."""
     return text[:MAX_TEXT_CHARS] if text.isascii() else text[:MAX_TEXT_CHARS].encode(errors="replace").decode()
 
 
 def _resource(version: str) -> Resource:
-    """This process of a server; what the environment says of it wins."""
+    """This process of a server; the environment's attributes win."""
     ours = Resource(
         {"service.name": "stenograph", "service.version": version, "service.instance.id": str(uuid.uuid4())}
     )

@@ -1,7 +1,7 @@
 """The trace of one request: begun when it comes, sent when it is answered and its turns are over, whichever is later.
 
-Owns nothing that the request does not have anyway, and makes no span before its end. It is the `RequestTrace` of its
-turns. A request that joined another's turn, or was refused, has a span of its own and no others.
+Owns nothing beyond the request's own facts, and makes no span before its end. It is the `RequestTrace` of its
+turns. A request joined to another's turn, or refused, has a span of its own and no others.
 """
 
 import uuid
@@ -46,7 +46,7 @@ class SpanSink(Protocol):
         ...
 
     def send(self, spans: Sequence[TraceSpan]) -> None:
-        """Hand on the spans of a request, or count those that there is no room for."""
+        """Hand on the spans of a request, or count those without room."""
         ...
 
 

@@ -1,7 +1,7 @@
 """The spans of a turn, as values, made of its stages when it has ended. Pure.
 
-Knows the names that OpenTelemetry gives to facts, and no library of it: otlp.py hands the spans over to that.
-A turn's request id is 16 random bytes, as a trace id is. So the trace of a request that came without one has the id of
+Knows OpenTelemetry's names of facts, and no library of it: otlp.py hands the spans over to one.
+A turn's request id is 16 random bytes, as a trace id is. So the trace of a request without one has the id of
 its first turn, and the ids of its spans are made of the turns' own: whoever has a record can find its trace.
 """
 
@@ -58,10 +58,10 @@ KEPT_TOKENS = "stenograph.prompt.kept_tokens"
 WEIGHT_VERSIONS = "stenograph.weight_versions"
 
 AT_ENGINE = frozenset({Stage.QUEUE, Stage.PREFILL, Stage.DECODE_TOKENS})
-"""Stages that are parts of the call to the engine."""
+"""Stages of the call to the engine."""
 
 OF_REQUEST = frozenset({Stage.RECEIVE, Stage.ADMIT, Stage.DECODE})
-"""Stages that all turns of a request have in common: the first turn's stand for all."""
+"""Stages common to all turns of a request: the first turn's stand for all."""
 
 _PLACE = dict(zip(Stage, count(1), strict=False))
 
@@ -69,7 +69,7 @@ Attribute = str | int | float | bool | tuple[str, ...]
 
 
 class SpanKind(enum.StrEnum):
-    """The side of a call that a span is of."""
+    """A span's side of a call."""
 
     SERVER = "server"
     CLIENT = "client"
@@ -123,10 +123,10 @@ def turn_spans(
     epoch: float,
     is_first: bool,
 ) -> list[TraceSpan]:
-    """The spans of a turn's stages, and of its call to the engine, which some of them are parts of.
+    """The spans of a turn's stages, and of its call to the engine, the parent of some of them.
 
     `parent` is the request's span. `ended_at` is monotonic, and `epoch` is the zero of that clock in the other. A turn
-    that ended within a stage has no span of it, but for the engine's call.
+    ended within a stage has no span of it, but for the engine's call.
     """
     at_engine = _context(parent, engine_span_id(turn.request_id))
     spans: list[TraceSpan] = []
@@ -218,7 +218,7 @@ def _sampling_facts(turn: TurnRun) -> Mapping[str, Attribute]:
 
 
 def request_end(reports: Sequence[TurnReport]) -> TurnEnd:
-    """The end of a request: that of its turns, of which the worst counts."""
+    """The end of a request: the worst end among its turns."""
     ends = {report.end for report in reports}
     worst_first = (TurnEnd.FAILED, TurnEnd.ABANDONED, TurnEnd.UNRECORDED)
     return next((end for end in worst_first if end in ends), TurnEnd.COMMITTED)

@@ -1,4 +1,4 @@
-"""Traces of a server's requests: begins one for each request that comes to a dialect, and owns where they go.
+"""Traces of a server's requests: begins one for each request to a dialect, and owns their sink.
 
 Without `--otlp-endpoint` there is no `Tracing`, and neither this module nor OpenTelemetry's SDK is imported.
 """
@@ -26,7 +26,7 @@ from stenograph.otel.spans import EngineName
 
 
 class SpanExport(SpanSink, Protocol):
-    """A sink that sends spans to a collector, on a thread of its own."""
+    """A sink of spans to a collector, on a thread of its own."""
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -34,7 +34,7 @@ class SpanExport(SpanSink, Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Send what waits, for as long as a stop may take; then drop it."""
+        """Send the waiting spans, for as long as a stop may take; then drop them."""
         ...
 
 
@@ -50,15 +50,15 @@ class Tracing:
         return f"<Tracing to {self.export!r}>"
 
     def routes(self, turns: Sequence[TurnRoute | CountRoute]) -> "list[TracedRoute | CountRoute]":
-        """Routes, of which those that make turns have traces."""
+        """Routes; those of turns have traces."""
         return [TracedRoute(route, self) if isinstance(route, TurnRoute) else route for route in turns]
 
     async def aclose(self) -> None:
-        """Send the spans that wait, for as long as a stop may take."""
+        """Send the waiting spans, for as long as a stop may take."""
         await self.export.aclose()
 
     def begin(self, scope: Scope, path: RequestPath, dialect: str) -> TracedRequest:
-        """The trace of a request that has just come; the client's is continued if it sent a valid one."""
+        """The trace of a new request; the client's is continued if it sent a valid one."""
         capabilities = self._engine.capabilities
         facts = RequestFacts(
             method=scope["method"],
@@ -87,7 +87,7 @@ TRACE_METRICS = (
 
 
 class TracedRoute:
-    """A dialect's route whose requests have traces."""
+    """A dialect's route with traces of its requests."""
 
     def __init__(self, route: TurnRoute, tracing: Tracing) -> None:
         self.dialect = route.dialect
@@ -98,7 +98,7 @@ class TracedRoute:
         return f"<TracedRoute {self.dialect.name}>"
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, path: RequestPath) -> None:
-        """Serve one request, which came to `path`."""
+        """Serve one request to `path`."""
         trace = self._tracing.begin(scope, path, self.dialect.name)
         try:
             await self._route.handle(scope, receive, send, replace(path, trace=trace))
