@@ -1,1 +1,1 @@
-"""Part: new weights and engines for a server that runs."""
+"""Part: new weights and engines for a running server."""

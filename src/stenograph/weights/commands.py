@@ -1,7 +1,7 @@
 """The bodies of the weight-sync routes, in SGLang's shapes. Pure.
 
 Fields are those of SGLang's `managers/io_struct.py`. Fields of the engine's own are passed on to an SGLang, and refused
-by engines that do not know them; a neutral value of any field is the same as none.
+by other engines; a neutral value of any field is the same as none.
 """
 
 from typing import Annotated

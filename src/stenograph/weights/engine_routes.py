@@ -1,4 +1,4 @@
-"""The routes by which an administrator adds engines to a fleet and takes them from it while it runs."""
+"""The routes for an administrator to add engines to a running fleet and take them from it."""
 
 import asyncio
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class EngineList(TypedDict):
 
 
 class EngineLeft(TypedDict):
-    """An engine that is not asked any more."""
+    """An engine no longer asked."""
 
     name: str
     removed: Literal[True]
@@ -110,9 +110,9 @@ class EngineRoutes:
         who=Who.SERVER,
     )
     async def remove(self, request: Request) -> Response:
-        """`DELETE /engines/{name}?force=true|false`, answered when the turns that it runs have ended.
+        """`DELETE /engines/{name}?force=true|false`, answered when its turns have ended.
 
-        Raises LastEngine for the only one, and unless forced for the only one that is usable.
+        Raises LastEngine for the only one, and unless forced for the only usable one.
         """
         check_query(request, "force")
         name, fleet = str(request.path_params["name"]), self._fleet()
@@ -137,7 +137,7 @@ class EngineRoutes:
         return json_response(left)
 
     async def follow(self, addresses: Sequence[str]) -> None:
-        """Use the engines at these addresses, as another process does; return when the turns at those that leave have
+        """Use the engines at these addresses, as another process does; return when the turns at the leaving ones have
         ended. Raises StartupError."""
         if not isinstance(self.engine, Fleet) or self.engine.make is None:
             return
@@ -149,7 +149,7 @@ class EngineRoutes:
         await asyncio.gather(*map(fleet.leave, gone))
 
     async def _follow_one(self, fleet: Fleet, member: FleetMember) -> None:
-        """Start an engine that has its weights from another process, and let it join, unless it has meanwhile."""
+        """Start an engine with its weights from another process, and let it join, unless it has meanwhile."""
         try:
             self._follow_version(member.engine)
             await member.engine.start()

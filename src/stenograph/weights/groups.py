@@ -1,4 +1,4 @@
-"""The part of new weights: the routes of a trainer and of an administrator of engines, and what they share."""
+"""The part of new weights: the routes of a trainer and of an administrator of engines, and their shared state."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from stenograph.weights.sync import WeightSync
 
 
 def weight_groups(late: Late) -> Sequence[object]:
-    """The objects whose classes have the rows. The other processes hear of the weights from here."""
+    """The objects with the rows in their classes. The other processes hear of the weights from here."""
     core = late.core
     settings, engine, manager = core.settings, core.services.engine, core.manager
     sync = WeightSync(engine, manager.weights, lambda: manager.abort(None), core.processes.followers)

@@ -1,7 +1,7 @@
-"""The routes by which a trainer brings new weights, in SGLang's shapes. All but `GET /model_info` are an
-administrator's: who may chat may not change the policy.
+"""The routes for a trainer to bring new weights, in SGLang's shapes. All but `GET /model_info` are an
+administrator's: a chat client may not change the policy.
 
-Owns the folder that weights may come from. What is done with a command, session/weights.py says.
+Owns the folder of permitted weights. weights/sync.py carries out the commands.
 """
 
 import os
@@ -180,7 +180,7 @@ class WeightRoutes:
         return await read_json(request.scope, request.receive, max_bytes=self.max_body_bytes)
 
     def _below_weights_dir(self, given: str) -> Path:
-        """The path that is given, a relative one below `--weights-dir`. Raises Forbidden for one that is not there,
+        """The given path, a relative one below `--weights-dir`. Raises Forbidden for one not there,
         also by `..` or a link. It goes on as it was given: engines may see the folder from elsewhere."""
         if self.weights_dir is None:
             raise Forbidden(
@@ -198,7 +198,7 @@ class WeightRoutes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfoRoute:
-    """The route that says which weights there are."""
+    """The route of the current weights' name."""
 
     sync: WeightSync
     model: str

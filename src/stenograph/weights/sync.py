@@ -47,7 +47,7 @@ class NoFollowers(Followers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncResult:
-    """Result of a trainer's command: whether all engines did it, and in one line what became of it."""
+    """Result of a trainer's command: whether all engines did it, and its outcome in one line."""
 
     success: bool
     message: str
@@ -55,9 +55,9 @@ class SyncResult:
 
 
 class WeightSync:
-    """A trainer's commands, carried out on all engines. `abort_all` ends every turn here with what it has.
+    """A trainer's commands, carried out on all engines. `abort_all` ends every turn here with its tokens so far.
 
-    A change that was under way in the state that this one began with is in doubt: no engine's weights are known. Turns
+    A change under way in the initial state is in doubt: no engine's weights are known. Turns
     wait until the trainer says it again, or lets them go on as things are.
     """
 
@@ -78,27 +78,27 @@ class WeightSync:
         self._pause_mode: PauseMode | None = None
         self._lacking: tuple[str, ...] = ()
         self.last_update: UpdateWeights | None = None
-        """The last weights that an engine took from a folder; None if others came later, or none did."""
+        """The last weights taken by an engine from a folder; None if others came later, or none did."""
 
     def __repr__(self) -> str:
         return f"<WeightSync of {self.weights!r}>"
 
     async def find_version(self) -> str | None:
-        """Name of the weights that sample now. An engine is asked where nobody has said it."""
+        """Name of the sampling weights. An engine is asked where nobody has said it."""
         if self.weights.version is None:
             version = await self._engine.find_version()
             self.weights.name(self.weights.version or version)
         return self.weights.version
 
     async def update(self, command: UpdateWeights, *, aborts: bool) -> SyncResult:
-        """Have all engines load weights; new turns wait meanwhile. With `aborts`, those that run end first."""
+        """Have all engines load weights; new turns wait meanwhile. With `aborts`, running turns end first."""
         message = f"The weights are those of {command.path}, version {command.version!r}."
         if self.weights.is_paused and self._pause_mode is PauseMode.IN_PLACE:
             command = dataclasses.replace(command, stands_in_place=True)
         return await self._change(command, command.version, message, aborts=aborts)
 
     async def name(self, version: str, *, aborts: bool) -> SyncResult:
-        """Tell all engines the name of weights that somebody has sent to them. With `aborts`, running turns end."""
+        """Tell all engines the name of weights sent to them by another way. With `aborts`, running turns end."""
         return await self._change(NameWeights(version=version), version, f"The version is {version!r}.", aborts=aborts)
 
     async def bring_up(self, engine: Engine, join: Callable[[], None]) -> None:
@@ -130,7 +130,7 @@ class WeightSync:
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether a change was cut off, and nobody has said since what is to become of it."""
+        """Whether a change was cut off, and nobody has settled it since."""
         return self.weights.is_changing and self._no_change.is_set()
 
     def state(self) -> SyncState:
@@ -157,11 +157,11 @@ class WeightSync:
             self._engine.follow_version(state.version, state.lacking)
 
     async def change_engines(self) -> None:
-        """Have the followers use the engines that there are now. Raises InvalidRequest."""
+        """Have the followers use the present engines. Raises InvalidRequest."""
         await self._followers.change_engines(self.state())
 
     async def pause(self, mode: PauseMode) -> SyncResult:
-        """Hold new turns and have those that run end or stand still. If an engine refuses, nothing is paused."""
+        """Hold new turns and have running ones end or stand still. If an engine refuses, nothing is paused."""
         weights, was_paused, is_done = self.weights, self.weights.is_paused, False
         weights.hold()
         try:
@@ -185,7 +185,7 @@ class WeightSync:
         return SyncResult(success=True, message="Generation is paused.", num_paused=num_running)
 
     async def _stand_still(self, mode: PauseMode, *, was_paused: bool) -> tuple[int, list[str]]:
-        """Number of turns that ran, and why engines have not stopped. What has stopped goes on then."""
+        """Number of running turns, and why engines have not stopped. The stopped ones go on then."""
         num_running = len(self.weights.runs) + await self._followers.hold(self.state())
         if mode is PauseMode.ABORT:
             await self._abort_everywhere()
@@ -208,7 +208,7 @@ class WeightSync:
         return SyncResult(success=True, message="Generation goes on.")
 
     async def _settle_doubt(self) -> None:
-        """Call the weights what the engines call them; whatever runs has been over a change."""
+        """Take the weights' name from the engines; every running turn has been over a change."""
         self._engine.follow_version(None, ())
         version = await self._engine.find_version()
         self.last_update, self._lacking = None, ()
@@ -218,7 +218,7 @@ class WeightSync:
         await asyncio.gather(self.abort_all(), self._followers.abort_all())
 
     async def flush(self) -> SyncResult:
-        """Have all engines forget what they have cached."""
+        """Have all engines empty their caches."""
         if problems := _problems(await self._engine.control(FlushCache())):
             return SyncResult(success=False, message=f"Not every cache is empty: {'; '.join(problems)}.")
         return SyncResult(success=True, message="The caches are empty.")
@@ -262,7 +262,7 @@ class WeightSync:
         return SyncResult(success=not problems, message=message, num_paused=num_paused)
 
     async def _hold_all(self, *, aborts: bool) -> int:
-        """See that no turn begins anywhere until the change is over; returns how many run. Raises WorkerUnavailable."""
+        """Let no turn begin anywhere until the change is over; returns how many run. Raises WorkerUnavailable."""
         await self.find_version()
         num_elsewhere = await self._followers.hold(self.state())
         if aborts:
@@ -291,7 +291,7 @@ _KEPT = {
 
 
 def next_version(version: str | None) -> str:
-    """The name of weights that nobody has named, after those of `version`: never the same."""
+    """The name of unnamed weights, after those of `version`: never the same."""
     if version is None:
         return "1"
     if version.isascii() and version.isdigit():
