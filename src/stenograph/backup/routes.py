@@ -46,7 +46,7 @@ class BackupRoute:
         who=All(merge="stenograph.http.merging:sums", ask=Asking.IN_TURN),
     )
     async def backup(self, request: Request) -> Response:
-        """Copy all that is durable into a folder, by the connection that writes it, while turns go on."""
+        """Copy all durable data into a folder, by the connection of its writer, while turns go on."""
         wire = decode_backup(await read_json(request.scope, request.receive, max_bytes=self.max_body_bytes))
         if self.storage is None:
             raise RouteNotFound("This server keeps no sessions on disk: start it with --data-dir.")
@@ -65,7 +65,7 @@ class BackupRoute:
 
 
 def backup_groups(late: Late) -> Sequence[object]:
-    """The object whose class has the row."""
+    """The object with the row in its class."""
     core = late.core
     return (
         BackupRoute(
@@ -75,7 +75,7 @@ def backup_groups(late: Late) -> Sequence[object]:
 
 
 def _make_empty(folder: Path, others: Container[int]) -> None:
-    """Make a folder, or take one that is empty, but for the files of these numbers. Raises OSError."""
+    """Make a folder, or take one empty but for the files of these numbers. Raises OSError."""
     make_private(folder)
     theirs = {file_of(folder, number) for number in range(NUM_FILES) if number in others}
     if any(path not in theirs for path in folder.iterdir()):
