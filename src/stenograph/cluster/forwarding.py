@@ -1,9 +1,9 @@
-"""A client's connection in a server of several processes: what another process has to serve is passed on to it, to a
+"""A client's connection in a server of several processes: another process's requests are passed on to it, to a
 worker of this server or to another server.
 
-Whose a request is, its head says. The bytes of a request that is another's go to that process as they came, but for the
-head of one that goes to another server, and those of its answer come back as they are; only where each ends is looked
-for. Reading stops on one side while the other does not take what was read, and the end of the one is the end of the
+A request's head names its process. Another's request goes to that process byte by byte as it came, except the
+head towards another server, and the bytes of its answer come back as they are; only the end of each is looked
+for. Reading stops on one side while the other does not take the bytes, and the end of the one is the end of the
 other. A request goes from one server to another once.
 """
 
@@ -30,29 +30,29 @@ from stenograph.http.wire import header_value, headers_of
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 5.0
-"""Longest time that a request waits for a worker that is being started again."""
+"""Longest wait of a request for a restarting worker."""
 
 
 def is_for_anyone(scope: Scope) -> bool:
-    """Whether a request is the console's, which shows what the database has of a session, whoever has it."""
+    """Whether a request is the console's: it shows a session from the database, on any process."""
     path: str = scope["path"]
     return path.startswith("/console/")
 
 
 class Forwarded:
-    """Counts of the requests that one process has passed on, to workers of its server or to others."""
+    """Counts of the requests passed on by one process, to workers of its server or to others."""
 
     def __init__(self) -> None:
         self.num_passed_on = 0
         self.num_refused = 0
-        """Those of them whose process was away for too long, or ended before it answered."""
+        """Those of them lost to a process away for too long, or ended before its answer."""
 
     def __repr__(self) -> str:
         return f"<Forwarded {self.num_passed_on} requests, {self.num_refused} refused>"
 
 
 class ForwardingConnection(ClientConnection):
-    """A client's connection, with a way to each process that it has had requests for."""
+    """A client's connection, with a way to each process it has had requests for."""
 
     def __init__(
         self,
@@ -68,14 +68,14 @@ class ForwardingConnection(ClientConnection):
         answer_s: float,
         **named: Any,
     ) -> None:
-        """`objects` says whether a request is refused here, whoever serves it. `forwarded` are those of workers, each
-        of which may take `patience_s` to be there; `passed_on` those of other servers, which have `answer_s`."""
+        """`objects` says whether a request is refused here, for any process. `forwarded` counts those for workers, each
+        with `patience_s` to be there; `passed_on` those for other servers, with `answer_s` each."""
         super().__init__(*arguments, **named)
         self._owners = owners
         self._of_server = of_server
-        """Paths of what one process does for all."""
+        """Paths served by one process for all."""
         self._open_paths = tuple(path.partition("{")[0] for path in of_server if path.endswith(":path}"))
-        """The beginnings of those that take in others."""
+        """The beginnings of those with further paths below."""
         self._by_credential = by_credential
         self._refuse_at = refuse_at
         self._objects = objects
@@ -85,30 +85,30 @@ class ForwardingConnection(ClientConnection):
         self._answer_s = answer_s
         self._finding: asyncio.Task[None] | None = None
         self._found: tuple[Owner | Finding, Scope] | None = None
-        """Whoever serves the request whose head was read."""
+        """The server of the request at hand, after its head."""
         self._is_ours = False
         """The request was found to be this process's."""
         self._early: list[Bytes] = []
-        """Bytes that came while it was not known who serves the request."""
+        """Bytes received before the request's process was known."""
         self._ways: dict[Owner, _Way] = {}
         self._way: _Way | None = None
-        """The way of the request that is another's."""
+        """The way of another process's request."""
         self._owner: Owner | None = None
-        """Whoever has that request."""
+        """The process of that request."""
         self._num_to_pass: int | None = 0
-        """Bytes of its body that are to come; None for a chunked one."""
+        """Bytes of its body still to come; None for a chunked one."""
         self._is_answered = False
         self._is_last = False
         self._path = ""
         self._telling: asyncio.Task[None] | None = None
         self._untold: _Way | None = None
-        """The way of an answer that has not yet left for the client."""
+        """The way of an answer not yet sent to the client."""
 
     def __repr__(self) -> str:
         return f"<ForwardingConnection {self.client} {self._phase.name}, {len(self._ways)} ways>"
 
     def _feed(self, data: Bytes) -> None:
-        """Take a head, or bytes of a body that is read here."""
+        """Take a head, or bytes of a body read here."""
         is_head = self._phase is RequestPhase.HEAD
         if is_head and not self._is_ours:
             self._has_taken()
@@ -131,7 +131,7 @@ class ForwardingConnection(ClientConnection):
             self._found, self._phase = (server, scope), RequestPhase.ELSEWHERE
 
     def _server_of(self, scope: Scope) -> Found:
-        """Whoever serves a request, if that is not this process."""
+        """The process of a request, if another than this."""
         method, path = scope["method"], scope["path"]
         if path in self._of_server or path.startswith(self._open_paths):
             return self._owners.first()
@@ -144,7 +144,7 @@ class ForwardingConnection(ClientConnection):
         return None
 
     def _begin_found(self, finding: Finding, head: bytes, scope: Scope) -> None:
-        """Begin a request once it is known who serves it. Until then nothing is read."""
+        """Begin a request once its process is known. Until then nothing is read."""
 
         async def begin() -> None:
             owner, failure = None, None
@@ -177,8 +177,8 @@ class ForwardingConnection(ClientConnection):
         self._finding = self.begin_task(begin(), name="find-owner")
 
     def _stays(self, scope: Scope) -> bool:
-        """Whether a request is not passed on to another server: one that came from one, one that is refused here, and
-        the console's, which shows what the database has of a session, whoever has it."""
+        """Whether a request is not passed on to another server: one from another server, one refused here, and
+        the console's, shown from the database on any process."""
         return header_value(scope, PASSED_ON) is not None or is_for_anyone(scope) or self._objects(scope)
 
     def _count(self, owner: Owner) -> Forwarded:
@@ -294,7 +294,7 @@ class ForwardingConnection(ClientConnection):
     _shuts_down = False
 
     def shutdown(self) -> None:
-        """Close once the request that another worker serves is answered."""
+        """Close once another worker's request is answered."""
         if self._way is not None or self._finding is not None:
             self._shuts_down = True
         else:
@@ -329,7 +329,7 @@ class _Way(asyncio.Protocol):
         self._owner = owner
         self._transport: asyncio.Transport | None = None
         self._waiting: list[Bytes] = []
-        """Bytes that wait for the connection to be made."""
+        """Bytes waiting for the connection to be made."""
         self._connecting: asyncio.Task[None] | None = None
         self._patience: asyncio.TimerHandle | None = None
         """Until the other process is there, or has answered."""
@@ -343,7 +343,7 @@ class _Way(asyncio.Protocol):
         return f"<_Way to {self._owner.name}>"
 
     def open(self, line: bytes, patience_s: float) -> None:
-        """Connect. A worker's first byte says that it is there."""
+        """Connect. A worker's first byte announces it."""
         if line:
             self._waiting.append(line)
         self._patience = self._client.loop.call_later(patience_s, self._lost_patience)
@@ -363,8 +363,8 @@ class _Way(asyncio.Protocol):
             self._end()
 
     def begin(self, head: bytes, *, is_head: bool, answer_s: float | None = None) -> None:
-        """Begin a request. The answer to `HEAD` has no body, whatever its length says. `answer_s`: the longest time
-        that it may take."""
+        """Begin a request. The answer to `HEAD` has no body, whatever its length says. `answer_s`: its longest
+        time."""
         self._is_head, self._is_running, self._has_begun, self._answer_s = is_head, True, False, answer_s
         self.write(head)
         if self._transport is not None:

@@ -1,10 +1,10 @@
-"""The routes whose answer is that of all processes, as their rows say: of this server's workers, and of the servers
-that share its database.
+"""The routes answered by all processes, as their rows say: by this server's workers, and by the servers
+on its database.
 
 An ASGI application around each process's own. The request goes to all workers as it came, each checks it as its own,
-and their answers become one; an error of any of them is the answer. Another server is asked then, once: what one
-server asks another is about that one alone. Pauses, weights and engines stay each server's own, because whoever has
-them knows which engines are whose; the answer names the servers that were not asked.
+and their answers become one; an error of any of them is the answer. Another server is asked then, once: a question
+between servers is about the asked one alone. Pauses, weights and engines stay each server's own, because each
+knows only its own engines; the answer names the servers not asked.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -38,15 +38,15 @@ from stenograph.http.wire import ClientGone, count_error, header_value, read_bod
 from stenograph.session.keyed_openings import OpenedElsewhere
 
 LOOK_S = 5.0
-"""Longest time that a worker may take to answer what costs nothing."""
+"""Longest time for a worker to answer a question of no cost."""
 
 MAX_BODY_BYTES = 2**20
 
 _OURS = DROPPED | {"server", "date"}
-"""Headers of another process's answer that the server writes anew."""
+"""Headers of another process's answer, written anew by the server."""
 
 NOT_ASKED = b"x-stenograph-not-asked"
-"""Header of an answer that is of one server: the addresses of the others, with commas."""
+"""Header of an answer by one server: the addresses of the others, with commas."""
 
 Answers = Sequence[PeerAnswer]
 Merge = Callable[[Sequence[bytes]], bytes]
@@ -54,7 +54,7 @@ Merge = Callable[[Sequence[bytes]], bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """A request that is for all. `scope` is that of whoever asked."""
+    """A request to all. `scope` is the asker's."""
 
     scope: Scope
     method: str
@@ -84,9 +84,9 @@ class Gathering:
         by_credential: bool,
         long_s: float,
     ) -> None:
-        """`of_workers` are the routes that workers ask each other by; None: the server has one process. `leases` know
-        the other servers, and each process the sessions of all, from a database. `long_s`: the longest time that a
-        process may take for what is work."""
+        """`of_workers` are the routes between workers; None: the server has one process. `leases` know
+        the other servers, and each process the sessions of all, from a database. `long_s`: the longest time for a
+        process to do work."""
         self._served = served
         self._app = app
         self._of_workers = of_workers
@@ -116,7 +116,7 @@ class Gathering:
         }
 
         self._own_paths = {row.path for row in rows if row.who is Who.SERVER and row.needs is Needs.ADMIN}
-        """Paths of what each server does with its own engines."""
+        """Paths for each server's own engines."""
 
     def __repr__(self) -> str:
         return f"<Gathering of {self._peers!r}>"
@@ -159,8 +159,8 @@ class Gathering:
             await send_refusal(send, self._app.refuse(error))
 
     async def _refused(self, leases: LeasedOwners, scope: Scope, send: Send) -> bool:
-        """Refuse a request that was passed on to this process, if another has its session: it is passed on once. From
-        then on nothing is in memory that may be another's."""
+        """Refuse a request passed on to this process, if another has its session: it is passed on once. From
+        then on memory holds nothing of another's."""
         leases.settle()
         if not is_passed_on(scope) and header_value(scope, PASSED_ON) is None:
             return False
@@ -330,12 +330,12 @@ def _id_of(session: msgspec.Raw) -> str:
 
 
 def _refused(answers: Answers) -> PeerAnswer | None:
-    """The first that is no success."""
+    """The first without success."""
     return next((answer for answer in answers if answer.status != 200), None)
 
 
 def _merged(answers: Answers, merge: Merge) -> PeerAnswer:
-    """The one answer of all, or the first that is no success."""
+    """The one answer of all, or the first without success."""
     return _refused(answers) or _with_body(answers[0], merge([answer.body for answer in answers]))
 
 
@@ -344,7 +344,7 @@ def _with_body(answer: PeerAnswer, body: bytes) -> PeerAnswer:
 
 
 async def _naming_others(leases: LeasedOwners, send: Send) -> Send:
-    """Sends an answer with the servers that were not asked."""
+    """Sends an answer with the servers not asked."""
     try:
         others = ", ".join(await leases.servers())
     except StorageUnavailable:

@@ -1,6 +1,6 @@
-"""The process that has a session, where servers share a database: by its lease. This one takes what nobody has.
+"""The owner of a session, where servers share a database: by its lease. This process takes a session without one.
 
-A worker of this server is remembered for as long as it is the owner that it was: a session goes to another only when an
+A worker of this server is remembered for as long as it is the same owner: a session goes to another only when an
 owner ends, and each owner's number stands on the page of the workers' counts. Other servers are asked for each time.
 """
 
@@ -18,7 +18,7 @@ from stenograph.http.auth import SESSION_ID
 from stenograph.session.manager import SessionManager
 
 MAX_KNOWN = 20_000
-"""Sessions whose worker is remembered; those that were asked for longest ago are forgotten first."""
+"""Sessions with a remembered worker; those asked for longest ago are forgotten first."""
 
 LOST = (
     "This node could not renew its lease in time, so another one may have the session by now; nothing of this turn was"
@@ -28,7 +28,7 @@ MOVED = "Another node has taken the session over; nothing of this turn was kept.
 
 
 class LeasedOwners:
-    """The owners in the database of `store`, whose losses the manager is told of. `place` is this process's among
+    """The owners in the database of `store`; the manager is told of its losses. `place` is this process's among
     several of its server."""
 
     def __init__(self, manager: SessionManager, store: PostgresStore, place: WorkerPlace | None) -> None:
@@ -36,7 +36,7 @@ class LeasedOwners:
         self._store = store
         self._place = place
         self._known: OrderedDict[str, tuple[int, int]] = OrderedDict()
-        """Sessions of other workers: the worker, and which owner it was."""
+        """Sessions of other workers: the worker, and its number as an owner."""
         store.on_lost = self._lost
         store.on_moved = self._moved
 
@@ -69,7 +69,7 @@ class LeasedOwners:
         return None if self._place is None else self._place.owners.first()
 
     async def _found(self, session_id: str) -> Owner | None:
-        """The other process that has a session, as the database says."""
+        """The other process with a session, as the database says."""
         self._known.pop(session_id, None)
         try:
             held = await self._store.holder(SessionId(session_id))
@@ -89,9 +89,9 @@ class LeasedOwners:
         return self._place.owners.worker(name.worker)
 
     async def elsewhere(self, session_id: str) -> SessionElsewhere | None:
-        """The refusal of a session that another process has, which says where; None if this one has it, or may take it.
+        """The refusal of another process's session, with its place; None if this one has it, or may take it.
 
-        Raises StorageUnavailable while that cannot be known.
+        Raises StorageUnavailable while the owner cannot be known.
         """
         if self._manager.sessions.has(session_id):
             return None
@@ -99,8 +99,8 @@ class LeasedOwners:
         return None if held is None else held_elsewhere(session_id, held)
 
     async def peer_of(self, session_id: str) -> Peer | None:
-        """The other process that has a session; None if none has. Raises StorageUnavailable, and SessionElsewhere if
-        that process was one of this server's, which has ended."""
+        """The other process with a session; None if none has. Raises StorageUnavailable, and SessionElsewhere if
+        the process was one of this server's and has ended."""
         if SESSION_ID.fullmatch(session_id) is None or self._manager.sessions.has(session_id):
             return None
         if (held := await self._store.holder(SessionId(session_id))) is None:
@@ -114,7 +114,7 @@ class LeasedOwners:
         return name.worker
 
     async def servers(self) -> list[str]:
-        """The addresses of the other servers whose leases run. Raises StorageUnavailable."""
+        """The addresses of the other servers with running leases. Raises StorageUnavailable."""
         return sorted({OwnerName.of(name).server for name in await self._store.owners()} - {self.server})
 
     def _lost(self) -> None:

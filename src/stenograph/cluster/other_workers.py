@@ -1,7 +1,7 @@
-"""The other workers, as the first one has them follow: it writes the state, then says to each that there is another.
+"""The other workers, as the first one has them follow: it writes the state, then notifies each of the change.
 
-What is said has no content: whoever hears it late reads what holds by then. A worker that has ended needs not hear it,
-because its next life begins with the file; one that is there and does not answer is waited for before anything is
+A notice has no content: a late worker reads the state of that time. An ended worker needs no notice,
+because its next life begins with the file; one present and silent is waited for before anything is
 changed, and left to itself after.
 """
 
@@ -20,14 +20,14 @@ log = logging.getLogger(__name__)
 FOLLOW_PATH, ENGINES_PATH, ABORT_PATH = "/workers/follow", "/workers/engines", "/workers/abort"
 
 HEAR_S = 5.0
-"""Longest time that a worker which is there may take to follow; one that is being started again takes less."""
+"""Longest time for a present worker to follow; a restarting one takes less."""
 
 
 class OtherWorkers(Followers):
     """All workers but this one."""
 
     def __init__(self, peers: Peers, file: StateFile, *, own: int, long_s: float, hear_s: float = HEAR_S) -> None:
-        """`long_s`: the longest time that what is work may take."""
+        """`long_s`: the longest time for work."""
         self._peers = peers
         self._file = file
         self._others = [worker for worker in range(peers.num) if worker != own]
@@ -68,8 +68,8 @@ class OtherWorkers(Followers):
                 raise InvalidRequest(f"The engine cannot join: {problem}.", param="/url")
 
     async def _ask(self, path: str, timeout_s: float | None) -> tuple[list[bytes], WorkerUnavailable | None]:
-        """The answers of those that are there, and why one of them does not, if one does not. Whose process has ended
-        is not there."""
+        """The answers of the present ones, and why one of them does not answer, if one does not. An ended process
+        is not present."""
         bodies: list[bytes] = []
         silent: WorkerUnavailable | None = None
 

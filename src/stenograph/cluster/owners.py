@@ -1,4 +1,4 @@
-"""The process that has a session: where a request for it goes. Pure; knows no socket and no request.
+"""The process of a session: its requests go there. Pure; knows no socket and no request.
 
 With `--workers` it is seen from the id. `LeasedOwners`, of a database, are another implementation of `Owners`.
 """
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from stenograph.core.errors import StenographError, WorkerUnavailable
 
 FIRST = 0
-"""The number of the worker that speaks for all to the engines."""
+"""The number of the worker speaking for all to the engines."""
 
 RETRY_S = 1.0
 
@@ -22,9 +22,9 @@ _FILE = re.compile("[0-9a-f]{2}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """Another process: a worker of this server at its `socket`, or another server, whose address is its name.
+    """Another process: a worker of this server at its `socket`, or another server, named by its address.
 
-    `refusal` is the error of a request that it does not answer.
+    `refusal` is the error of a request without its answer.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Owner:
         return self.socket is None
 
     def away(self) -> StenographError:
-        """The error of a request that it does not answer."""
+        """The error of a request without its answer."""
         return self.refusal or WorkerUnavailable(
             f"The process that has this session ({self.name}) has ended, and is being started again: ask again.",
             retry_after_s=RETRY_S,
@@ -46,27 +46,27 @@ class Owner:
 
 Finding = Callable[[], Coroutine[Any, Any, "Owner | None"]]
 Found = Owner | Finding | None
-"""Whoever has a session; where that is not known without waiting, a way to find out."""
+"""The process of a session; where it is not known without waiting, a way to find out."""
 
 
 class Owners(Protocol):
-    """Knows who has a session. None: this process, or nobody; the request is served here."""
+    """Knows the process of each session. None: this process, or none; the request is served here."""
 
     def owner_of(self, session_id: str) -> Found:
-        """The other process that has the session of that id."""
+        """The other process with the session of this id."""
         ...
 
     def opener_of(self, key: bytes) -> Owner | None:
-        """The other process that opens the session of an `Idempotency-Key`."""
+        """The other process to open the session of an `Idempotency-Key`."""
         ...
 
     def first(self) -> Owner | None:
-        """The other process that speaks for the server to its engines: of pauses, of weights, of which there are."""
+        """The other process to speak for the server to its engines: of pauses, of weights, of the engines in use."""
         ...
 
 
 def number_of(session_id: str, num_workers: int) -> int | None:
-    """The worker that has the session of an id; None for what is no id."""
+    """The worker with the session of an id; None for an invalid id."""
     return int(session_id[:2], 16) % num_workers if _FILE.match(session_id) else None
 
 

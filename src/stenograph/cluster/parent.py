@@ -1,12 +1,12 @@
-"""`serve --workers N`: a parent that loads the model once, forks the workers, and starts again each that dies.
+"""`serve --workers N`: a parent loads the model once, forks the workers, and restarts each dead one.
 
 The parent serves nothing and runs no event loop, so that a fork of it is clean: it waits for signals, for the ends of
-its children, and for what the workers say. It holds what has to outlive a worker: every listening socket, so that no
+its children, and for the workers' messages. It holds everything to outlive a worker: every listening socket, so no
 connection is refused while one is started again, the folder of `--data-dir`, the page of counts, and the embedded
 engine's process. If it dies, the workers drain and end.
 
-Each worker has a socket of its own on the one port (SO_REUSEPORT): the kernel spreads connections evenly. Of one socket
-that all inherit the first worker that wakes takes all that wait.
+Each worker has a socket of its own on the one port (SO_REUSEPORT): the kernel spreads connections evenly. Of one
+inherited socket the first worker awake takes all waiting connections.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ from stenograph.store.folder import DataFolder
 log = logging.getLogger(__name__)
 
 MAX_FAILED_STARTS = 5
-"""Starts of a worker in a row that may fail; then the server ends."""
+"""Failing starts of a worker in a row; then the server ends."""
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 5.0
 
@@ -72,9 +72,9 @@ def serve_workers(
     progress: Progress,
     in_worker: InWorker,
 ) -> signal.Signals | None:
-    """Run the server until SIGTERM or SIGINT, and return which it was.
+    """Run the server until SIGTERM or SIGINT, and return the signal.
 
-    Raises StartupError for whatever stops the start, or a worker for good, and StorageLost if a worker's store failed.
+    Raises StartupError if the start fails, or a worker for good, and StorageLost if a worker's store failed.
     """
     with ExitStack() as stack:
         listeners = _listeners(settings, stack)
@@ -100,7 +100,7 @@ def serve_workers(
 
 
 def load_parts(settings: Settings, parts: tuple[Part, ...]) -> None:
-    """Import what each worker of these settings will use: their parent does it for all, before it forks."""
+    """Import the modules for each worker of these settings: their parent does it for all, before it forks."""
     for name in (LATE, *(part.groups for part in parts if part.groups)):
         entry(name)
     load_engine(settings)
@@ -140,7 +140,7 @@ def _places(settings: Settings, stack: ExitStack) -> list[WorkerPlace]:
 
 @dataclass(slots=True)
 class _Process:
-    """A worker's process. `said` is what it has said so far, through a pipe."""
+    """A worker's process. `said` are its words so far, through a pipe."""
 
     pid: int
     pipe: int
@@ -155,7 +155,7 @@ class _Process:
         return self.said.removeprefix(b"ready\n").decode(errors="replace").strip()
 
     def listen(self) -> None:
-        """Take what it says."""
+        """Take its words."""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self.pipe, 4096):
                 self.said += data
@@ -172,7 +172,7 @@ class _Seat:
 
 @dataclass(slots=True)
 class _Signals:
-    """Signals that have come, and a pipe that wakes whoever waits."""
+    """Received signals, and a pipe to wake the waiting loop."""
 
     came: list[signal.Signals] = field(default_factory=list[signal.Signals])
 
@@ -325,7 +325,7 @@ class _Parent:
     # --- in the worker
 
     def _forked(self, number: int) -> _Process:
-        """Fork a worker, which never returns from here."""
+        """Fork a worker. It never returns from here."""
         reading, writing = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -348,7 +348,7 @@ class _Parent:
             os._exit(code)
 
     def _let_go(self, number: int) -> None:
-        """Leave the terminal and the parent's signals, and close what is the parent's or another worker's."""
+        """Leave the terminal and the parent's signals, and close everything of the parent's or another worker's."""
         os.setsid()
         signal.set_wakeup_fd(-1)
         for handled in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
