@@ -1,7 +1,7 @@
-"""Keys, the tokens of sessions, and the one reader of the session that a request names.
+"""Keys, the tokens of sessions, and the one reader of a request's session.
 
-An API key is a trainer's. A session's token is an agent's: it is made of the session's id by a key, so that every
-process with that key knows it, and nobody stores it. Reads headers and the query; decides nothing about turns.
+An API key is a trainer's. A session's token is an agent's: it is made of the session's id by a key, so every process
+with this key knows it, and nobody stores it. Reads headers and the query; decides nothing about turns.
 """
 
 import hashlib
@@ -19,11 +19,11 @@ from stenograph.session.manager import SessionManager
 from stenograph.session.session import Session
 
 KEY_HEADERS = ("x-api-key", "x-goog-api-key")
-"""Headers whose value is a key, beside a bearer: Anthropic's clients send the one, Google's the other."""
+"""Headers with a key as their value, beside a bearer: Anthropic's clients send the one, Google's the other."""
 KEY_QUERY = "key"
 """The query's name for a key. Google's clients may send it there."""
 PASSED_ON = b"x-stenograph-passed-on"
-"""Header of a request that a server has passed on to another; of one for a part of many, its value is the session."""
+"""Header of a request passed on from one server to another; of one for a part of many, its value is the session."""
 SESSION_ID = re.compile("[0-9a-f]{32}")
 _TOKEN = re.compile("stg-([0-9a-f]{32})-([0-9a-f]{32})")
 _IN_PATH = re.compile("(?:/console/api)?/sessions/([^/]+)")
@@ -34,8 +34,8 @@ _KEY_HEADERS = tuple(name.encode() for name in KEY_HEADERS)
 
 
 def session_named(scope: Scope, *, by_id: bool) -> str | None:
-    """The session that a request names: in its path, in `X-Session-Id`, or by the first credential that is a token, or
-    (`by_id`: on a server without keys) an id. None if there is none. Whoever routes requests asks here."""
+    """A request's session, named in its path, in `X-Session-Id`, or by the first credential to be a token, or (`by_id`:
+    on a server without keys) an id. None if there is none. All routing of requests asks here."""
     named = _in_address(scope)
     if named is not None or not scope["path"].startswith("/v1"):
         return named
@@ -60,7 +60,7 @@ def _in_address(scope: Scope) -> str | None:
 
 
 def credentials_of(scope: Scope) -> list[bytes]:
-    """Every key that a request carries: SDKs fill in one header, and people set another beside it.
+    """Every key in a request: SDKs fill in one header, and people set another beside it.
 
     A bearer, `x-api-key`, `x-goog-api-key`, and `key` in the query. `Basic` and other schemes are a proxy's.
     """
@@ -84,8 +84,8 @@ def credentials_of(scope: Scope) -> list[bytes]:
 class SessionTokens:
     """The tokens of sessions: `stg-`, the session's id, and an HMAC of it by a secret made of an API key.
 
-    The secret is slow to make (scrypt), so that trying keys against a token costs as much for each. The first key makes
-    tokens; those of the others are good as long as their key is one of the server's.
+    The secret is slow to make (scrypt): trying keys against a token costs as much for each. The first key makes tokens;
+    those of the others are good as long as their key is one of the server's.
     """
 
     def __init__(self, api_keys: Sequence[str]) -> None:
@@ -119,7 +119,7 @@ def _mac(secret: bytes, session_id: str) -> str:
 
 
 class Doorman:
-    """Checks keys and tokens, where the server has keys, and finds the session that a request names."""
+    """Checks keys and tokens, where the server has keys, and finds a request's session."""
 
     def __init__(self, *, api_keys: Sequence[str], manager: SessionManager, admin_keys: Sequence[str] = ()) -> None:
         """An administrator's key is also one for everything else."""
@@ -145,7 +145,8 @@ class Doorman:
     def check_admin(self, scope: Scope) -> None:
         """Raise Unauthorized or Forbidden unless the request may change the policy, the engines or files.
 
-        On a server without any key everybody may. With keys it takes one of `--admin-key`: who may chat may not.
+        On a server without any key everybody may. With keys it takes one of `--admin-key`: a key for chats is not
+        enough.
         """
         given = credentials_of(scope)
         if self._admin_keys and _are_among(given, self._admin_keys):
@@ -163,10 +164,10 @@ class Doorman:
         )
 
     def check_agent(self, scope: Scope) -> str | None:
-        """The session that a request names, if any.
+        """A request's session, if it names one.
 
         Raises Unauthorized if the server has keys and the request carries neither a key nor a session's token, and
-        Forbidden for the token of another session than the one that is named.
+        Forbidden for the token of another session than the named one.
         """
         named = session_named(scope, by_id=not self._keys)
         if not self._keys:
@@ -177,12 +178,12 @@ class Doorman:
         return named
 
     async def session_of(self, scope: Scope, *, wakes: bool = True) -> Session | None:
-        """The session that a request names, live, read from the store if need be; where the request `wakes` none, it is
-        only to be read.
+        """A request's session, live, read from the store if need be; where the request `wakes` none, it is only to be
+        read.
 
-        None means that the request names no session and is served statelessly. Raises as `check_agent`; SessionNotFound
-        for a path, header or token that names none, and as `Sessions.wake`. On a server without keys a credential
-        that is no session is just a key.
+        None: the request names no session and is served statelessly. Raises as `check_agent`; SessionNotFound for an
+        unknown one in a path, header or token, and as `Sessions.wake`. On a server without keys a credential naming no
+        session is just a key.
         """
         named = self.check_agent(scope)
         if named is None:
@@ -198,7 +199,7 @@ class Doorman:
                 return None
 
     def _check_given(self, given: Sequence[bytes]) -> list[str]:
-        """The sessions of the tokens among these, which are no keys. Raises Unauthorized if there are none."""
+        """The sessions of the tokens (not keys) among these. Raises Unauthorized if there are none."""
         sessions = [session for one in given if (session := self.tokens.session_of(one)) is not None]
         if not given:
             raise Unauthorized(
@@ -211,7 +212,7 @@ class Doorman:
 
 
 def _are_among(given: Sequence[bytes], keys: Sequence[bytes]) -> bool:
-    """Whether one of these is a key. Every key is compared, in constant time, so that timing tells nothing of any."""
+    """Whether one of these is a key. Every key is compared, in constant time: timing tells nothing of any."""
     return sum(hmac.compare_digest(one, key) for one in given for key in keys) > 0
 
 

@@ -2,13 +2,13 @@
 
 - A head is collected first, within the limits of `RequestHead`, and parsed when it is whole.
 - A head and a body have deadlines. A connection has one timer at most: it is armed when a read leaves a request half
-  sent or an answer whole, and runs on for the requests after it, so that a request costs none. Bytes that the server
-  does not read do not count against the client.
-- A pipelined request would hide a hang-up: whoever queues it reads no further, and never learns that the client left,
-  so that a turn would be sampled to its end for nobody. No client of these routes pipelines; one that does is hung up
+  sent or an answer whole, and runs on for the requests after it: a request costs none. Bytes left unread by the server
+  do not count against the client.
+- A pipelined request would hide a hang-up: a handler that queues it reads no further and never sees the client leave,
+  and a turn would be sampled to its end for nobody. No client of these routes pipelines; a pipelining one is hung up
   on.
 
-Refusals have the usual shape (docs/errors.md). A client that reads its reply slowly is not refused here.
+Refusals have the usual shape (docs/errors.md). A slow reader of a reply is not refused here.
 """
 
 import asyncio
@@ -43,22 +43,22 @@ LEAST_BODY_BYTES_PER_S = 1024
 """The least rate of a body, over each `body_timeout_s`; a slower one is refused."""
 
 KEEP_ALIVE_S = 20.0
-"""Seconds for which a connection is kept between two requests: longer than clients keep theirs (httpx 5 s, aiohttp 15),
-so that none is closed under a request that is on its way."""
+"""Seconds to keep a connection between two requests: longer than clients keep theirs (httpx 5 s, aiohttp 15), so none
+is closed under a request on its way."""
 
 LINGER_S = 2.0
 LINGER_BYTES = 2**20
-"""The time and bytes for which a refused client may go on sending: a socket that is closed with bytes unread is reset,
-and the client would not see why."""
+"""The time and bytes left to a refused client to go on sending: a socket closed with bytes unread is reset, and the
+client would not see why."""
 
 
 Bytes = bytes | memoryview
-"""Bytes that came; what follows a head is not copied."""
+"""Bytes received; those after a head are not copied."""
 
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
 
 _OFFER = re.compile(rb"(?<=\n)((?:proxy-)?connection:)([^\r\n]*)", re.IGNORECASE)
-"""The header by which a client offers another protocol. llhttp takes both names."""
+"""The header with a client's offer of another protocol. llhttp takes both names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +68,14 @@ class Deadlines:
     header_timeout_s: float
     """A whole head: the first from the connection's beginning, the others from their first byte."""
     body_timeout_s: float
-    """Between two reads of a body, which brings `LEAST_BODY_BYTES_PER_S` in each such time."""
+    """Between two reads of a body: each such time brings `LEAST_BODY_BYTES_PER_S`."""
 
 
 def connections_of(
     settings: Settings, metrics: Metrics, refuse: Refuse, kind: "type[ClientConnection] | None" = None, **more: object
 ) -> type[asyncio.Protocol]:
-    """Makes a server's connections, of a `kind` that takes `more`. It is uvicorn's `http`, which uvicorn only calls."""
+    """Makes a server's connections, of a `kind` with the arguments `more`. It is uvicorn's `http`: uvicorn only calls
+    it."""
     deadlines = Deadlines(header_timeout_s=settings.header_timeout_s, body_timeout_s=settings.body_timeout_s)
     made = functools.partial(
         kind or ClientConnection,
@@ -87,7 +88,7 @@ def connections_of(
 
 
 class RequestPhase(enum.Enum):
-    """The part of a request that the next bytes belong to."""
+    """The part of a request to which the next bytes belong."""
 
     HEAD = enum.auto()
     BODY = enum.auto()
@@ -106,8 +107,8 @@ _HEAD, _BODY, _ANSWER = RequestPhase.HEAD, RequestPhase.BODY, RequestPhase.ANSWE
 
 
 class ClientConnection(DeliveryConnection):
-    """A connection that takes one request at a time. `refuse` writes an error, and `on_refused` hears of each that
-    it answers by itself."""
+    """A connection with one request at a time. `refuse` writes an error, and `on_refused` hears of each error answered
+    here."""
 
     keep_alive_s = KEEP_ALIVE_S
 
@@ -139,7 +140,7 @@ class ClientConnection(DeliveryConnection):
         self._head = RequestHead()
         self._head_since = 0.0
         self._num_left: int | None = 0
-        """Bytes of the body that are to come; None for a chunked one."""
+        """Bytes of the body still to come; None for a chunked one."""
         self._num_framing = 0
         """Bytes of a chunked body since its last piece."""
         self._read_at = self._window_at = 0.0
@@ -155,7 +156,7 @@ class ClientConnection(DeliveryConnection):
         return f"<ClientConnection {self.client} {self._phase.name}>"
 
     def _renew_parser(self) -> None:
-        """Take a parser that awaits a head."""
+        """Take a parser at the start of a head."""
         self._parser = httptools.HttpRequestParser(self)
         # An answer may be sent before a request is whole, and the parser is to take the rest of it.
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
@@ -190,7 +191,7 @@ class ClientConnection(DeliveryConnection):
                 return
 
     def _take_head(self, data: bytes) -> Bytes:
-        """Take bytes of a head; give back what follows it."""
+        """Take bytes of a head; return those after it."""
         try:
             taken = self._head.feed(data)
         except StenographError as error:
@@ -208,7 +209,7 @@ class ClientConnection(DeliveryConnection):
         return rest
 
     def _take_body(self, data: Bytes) -> Bytes:
-        """Take bytes of a body; give back what follows it. A chunked one is all that comes: only the parser knows."""
+        """Take bytes of a body; return those after it. A chunked one takes all bytes: only the parser knows its end."""
         if self._num_left is None:
             self._num_framing += len(data)
             self._feed(data)
@@ -226,11 +227,11 @@ class ClientConnection(DeliveryConnection):
         return rest
 
     def _pass_on(self, data: Bytes) -> Bytes:
-        """Take bytes of a request that another process serves; give back what follows it."""
+        """Take bytes of a request served by another process; return those after it."""
         raise AssertionError("a server of one process serves every request itself")
 
     def _take_unasked(self, data: Bytes) -> None:
-        """Take bytes that are of no request that is served: a pipelined one, or what follows a refused one."""
+        """Take bytes of no served request: a pipelined one, or bytes after a refused one."""
         if self._phase is _ANSWER and bytes(data).strip(b"\r\n"):
             self._hang_up()
         elif self._phase is RequestPhase.REFUSED:
@@ -254,8 +255,8 @@ class ClientConnection(DeliveryConnection):
             self._refuse(InvalidRequest(f"The request is not HTTP/1.1: {error}."))
 
     def _decline_offer(self, head: bytes) -> None:
-        """Read the head of a request with a body again, without its offer to upgrade, which a server may ignore: of
-        what follows such an offer the parser gives no body. Source: RFC 9110, section 7.8. `CONNECT` stays refused."""
+        """Read the head of a request with a body again, without its offer to upgrade. A server may ignore the offer,
+        and the parser gives no body after one. Source: RFC 9110, section 7.8. `CONNECT` stays refused."""
         declined = _OFFER.sub(lambda found: found[1] + found[2].lower().replace(b"upgrade", b"x"), head)
         if declined != head:
             self._renew_parser()
@@ -322,7 +323,7 @@ class ClientConnection(DeliveryConnection):
         self.begin_task(request.run(self._app))
 
     def begin_task(self, work: Coroutine[Any, Any, None], name: str | None = None) -> "asyncio.Task[None]":
-        """Begin what this connection needs. The server's shutdown awaits it, and cancels it at last."""
+        """Begin a task of this connection. The server's shutdown awaits it, and cancels it at last."""
         task = self.loop.create_task(work, name=name)
         tasks = self.server_state.tasks
         tasks.add(task)
@@ -354,7 +355,7 @@ class ClientConnection(DeliveryConnection):
         self._rest()
 
     def _close_answered(self) -> None:
-        """Close: the answer says that it is the last."""
+        """Close after an answer announced as the last."""
         self.transport.close()
 
     def _rest(self) -> None:
@@ -363,7 +364,7 @@ class ClientConnection(DeliveryConnection):
         self._arm(now + self.keep_alive_s)
 
     def _body_flows(self, num_bytes: int) -> None:
-        """Note that bytes of a body came, and that it is not whole yet."""
+        """Note the arrival of bytes of a body, not yet whole."""
         self._read_at = self.loop.time()
         if not num_bytes:
             self._window_at, self._num_in_window = self._read_at, 0
@@ -434,7 +435,7 @@ class ClientConnection(DeliveryConnection):
         self.transport.close()
 
     def _refuse(self, error: StenographError) -> None:
-        """Answer with an error, if the request that it is about has no answer yet, and close."""
+        """Answer with an error, if its request has no answer yet, and close."""
         request = self.request
         is_answered = self._phase is _BODY and request is not None and request.has_begun_answer
         self._phase = RequestPhase.REFUSED
@@ -453,7 +454,7 @@ class ClientConnection(DeliveryConnection):
         self._linger()
 
     def _linger(self) -> None:
-        """Close once the client has had time to read the answer, and to notice that nobody reads its request."""
+        """Close once the client has had time to read the answer, and to notice its request unread."""
         self._phase = RequestPhase.REFUSED
         self.transport.write_eof()
         self._arm(self.loop.time() + LINGER_S)

@@ -1,8 +1,8 @@
 """The ASGI application: a turn's request goes straight to its dialect's route, every other through Starlette.
 
-Before it stands the guard against other sites' web pages, which knows no keys and no routes. A browser sends any page's
-requests to a server on its own machine. `Origin` names the page; with DNS rebinding, where an attacker's name comes to
-mean this machine, the page looks like the server's own, and `Host` is that name.
+Before it stands the guard against other sites' web pages, without knowledge of keys or routes. A browser sends any
+page's requests to a server on its own machine. `Origin` names the page; with DNS rebinding, where an attacker's name
+comes to mean this machine, the page looks like the server's own, and `Host` is that name.
 """
 
 import ipaddress
@@ -26,12 +26,12 @@ from stenograph.http.turn_route import OUR_HEADERS, RequestPath, TurnRoute
 from stenograph.http.wire import count_error, header_value, send_refusal
 
 TRUSTED_PROXIES = "FORWARDED_ALLOW_IPS"
-"""The variable with the addresses whose `x-forwarded-proto` and `x-forwarded-for` are believed, as uvicorn has it."""
+"""The variable with the addresses trusted for `x-forwarded-proto` and `x-forwarded-for`, as uvicorn has it."""
 
 _SHOWN_CHARS = 80
 
 MAX_KEPT_PATHS = 1024
-"""Most paths whose route is kept; none is longer than 8 KiB."""
+"""Most paths with a kept route; none is longer than 8 KiB."""
 
 
 class WebGuard:
@@ -57,8 +57,8 @@ class WebGuard:
         )
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """ASGI, for HTTP. It does not stand in the way of what it lets pass, and refuses a Host or an Origin that is
-        not allowed."""
+        """ASGI, for HTTP. It adds nothing to the requests allowed through, and refuses a Host or an Origin outside the
+        allowed ones."""
         is_from_page, refused = self.judged(scope)
         if refused is not None:
             count_error(self._metrics, refused)
@@ -101,7 +101,7 @@ class DialectRoute(Protocol):
         ...
 
     def handle(self, scope: Scope, receive: Receive, send: Send, path: RequestPath, /) -> Awaitable[None]:
-        """Serve one request, which came to `path`."""
+        """Serve one request to `path`."""
         ...
 
 
@@ -109,18 +109,18 @@ class RouteTracing(Protocol):
     """Makes traces of requests: routes in place of the core's own."""
 
     def routes(self, turns: Sequence[TurnRoute | CountRoute]) -> Sequence[DialectRoute]:
-        """Routes, of which those that make turns have traces."""
+        """Routes, with traces for those of turns."""
         ...
 
     async def aclose(self) -> None:
-        """Send the spans that wait, for as long as a stop may take."""
+        """Send the waiting spans, for as long as a stop may take."""
         ...
 
 
 class App:
     """Dialects at their paths, each also below `/sessions/{id}`, and all other routes.
 
-    `refuse` writes the errors of requests that come to no dialect.
+    `refuse` writes the errors of requests outside all dialects.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class App:
         trusted = os.environ.get(TRUSTED_PROXIES, "127.0.0.1,::1")
         behind: Any = ProxyHeadersMiddleware(cast("Any", control), trusted)  # uvicorn has types of its own for ASGI
         self._control: ASGIApp = behind
-        """Some routes show addresses, of which a proxy before the server knows more."""
+        """Some routes show addresses; a proxy before the server knows more of them."""
         self._tracing = tracing
         self.metrics = metrics
         self.refuse = refuse
@@ -159,12 +159,12 @@ class App:
         return send_refusal(send, turn.dialect.refusal(error, None))
 
     async def aclose(self) -> None:
-        """Send the spans that wait."""
+        """Send the waiting spans."""
         if self._tracing is not None:
             await self._tracing.aclose()
 
     def refuse_at(self, path: str, error: StenographError) -> Refusal:
-        """An error of a request that nothing else reads, in the words of whoever serves its path."""
+        """An error of a request read by nothing else, in the words of its path's dialect, if it has one."""
         found = self._found(path)
         return self.refuse(error) if found is None else found[0].dialect.refusal(error, None)
 
@@ -190,7 +190,7 @@ def _with_one_v1(scope: Scope) -> Scope:
 
 
 _SESSION, _ROUTE = "session_of_path", "route_of_path"
-"""Names of groups, which no dialect has."""
+"""Names of groups; no dialect has any."""
 _TWO_V1 = re.compile(r"(?P<before>(?:/sessions/[^/]+)?)/v1(?=/v1/)")
 
 
@@ -205,7 +205,7 @@ def _host_name(host: bytes) -> str:
 
 @lru_cache(maxsize=256)
 def _is_loopback(name: str) -> bool:
-    """True for a name that can only mean this machine. Source: RFC 6761, section 6.3, for `localhost`."""
+    """True for a name of this machine alone. Source: RFC 6761, section 6.3, for `localhost`."""
     if name == "localhost" or name.endswith(".localhost"):
         return True
     try:

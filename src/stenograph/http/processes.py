@@ -1,5 +1,5 @@
-"""One process of a server, and the seam to the part that makes one server of several: workers on one port, servers
-on one database. `Processes` is a process that serves alone; a server of several has another class in its place.
+"""One process of a server, and the seam to the part for one server of several: workers on one port, servers on one
+database. `Processes` is a process serving alone; a server of several has another class in its place.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ FRESH_S = 0.5
 """For so long the moment is not read again: viewers share it."""
 
 RefuseAt = Callable[[str, StenographError], Refusal]
-"""The error of a request that came to a path."""
+"""The error of a request to a path."""
 
 
 class Moments(Protocol):
@@ -65,7 +65,7 @@ class Board(Moments, Protocol):
 
 
 class ServedApp(Protocol):
-    """The application that a worker serves."""
+    """A worker's application."""
 
     @property
     def metrics(self) -> Metrics: ...
@@ -77,7 +77,7 @@ class ServedApp(Protocol):
 
 
 class SharedWeights(Protocol):
-    """The weights of this process, for those that it follows."""
+    """The weights of this process, for its followers."""
 
     @property
     def weights(self) -> Weights:
@@ -89,7 +89,7 @@ class SharedWeights(Protocol):
         ...
 
     def abort_all(self) -> Awaitable[int]:
-        """End every turn here with what it has."""
+        """End every turn here with its tokens so far."""
         ...
 
 
@@ -97,7 +97,7 @@ class SharedEngines(Protocol):
     """The engines of this process."""
 
     async def follow(self, addresses: Sequence[str]) -> None:
-        """Use those at these addresses; return when the turns at those that leave have ended. Raises StartupError."""
+        """Use those at these addresses; return when the turns at the removed ones have ended. Raises StartupError."""
         ...
 
 
@@ -115,32 +115,32 @@ class LateParts(Protocol):
         ...
 
     def open_parts(self) -> None:
-        """Have the parts share what they have for other processes."""
+        """Have the parts share their services with other processes."""
         ...
 
 
 class Processes:
-    """A server of one process. The part that makes one server of several has a class of the same methods."""
+    """A server of one process. The part for one server of several has a class of the same methods."""
 
     digits: str | None = None
     """The beginning of its new sessions' ids; None: any."""
     engine: Path | None = None
-    """The socket of the embedded engine that all share."""
+    """The socket of the shared embedded engine."""
     number = 0
     files_before: Sequence[int] = ()
-    """The numbers of all files that processes before it may have."""
+    """The numbers of all files possibly held by processes before it."""
     followers: Followers | None = None
-    """Those that take over its weights."""
+    """The processes taking over its weights."""
 
     def __init__(self, instance_id: str | None = None) -> None:
         self.instance_id = instance_id or uuid.uuid4().hex
 
     def engine_urls(self) -> tuple[str, ...] | None:
-        """The addresses of the engines that the server has now; None: those of its settings."""
+        """The addresses of the server's engines now; None: those of its settings."""
         return None
 
     def files(self, there: list[int]) -> list[int]:
-        """The numbers of the files of sessions that it opens, of those that are there."""
+        """The numbers of the files for its own sessions, from those of the existing files."""
         return sorted({0, *there})
 
     @asynccontextmanager
@@ -171,10 +171,10 @@ class Processes:
         return Capacity(limits, evicts=evicts)
 
     def find_others(self, settings: Settings, manager: SessionManager, metrics: Metrics) -> None:
-        """Find the other servers, where the sessions of `manager` are in a store that they share."""
+        """Find the other servers, where the sessions of `manager` are in a shared store."""
 
     def opened_elsewhere(self, *, has_store: bool) -> OpenedElsewhere | None:
-        """Finds sessions that other processes opened with a key; None where there is nothing to find."""
+        """Finds sessions opened with a key by other processes; None where there is nothing to find."""
         return None
 
     def all_parts(self, own: "OwnParts") -> "SessionParts":
@@ -189,10 +189,10 @@ class Processes:
         """Have the weights and the engines of this process follow those of the others, and those theirs."""
 
     def wire(self, app: ServedApp, openings: KeyedOpenings, late: Callable[[], LateParts]) -> None:
-        """Take what it serves to clients, and to the other processes."""
+        """Take the services for clients, and for the other processes."""
 
     def serving(self, guarded: ASGIApp, app: ServedApp) -> ASGIApp:
-        """The application, with what all processes answer before it."""
+        """The application, behind the answers common to all processes."""
         return guarded
 
     def connections(self, settings: Settings, app: ServedApp) -> type[asyncio.Protocol]:

@@ -1,7 +1,7 @@
-"""A route is one row above its endpoint: method, path, bodies, errors, the key that it takes, who answers.
+"""A route is one row above its endpoint: method, path, bodies, errors, the required key, the answering process.
 
-From the row come its binding and the check of the key, its operation in /openapi.json, the row that docs/http-api.md
-must have (a test compares), its forwarding to another process, and the gathering of the answers of all. Pure.
+From the row come its binding and the check of the key, its operation in /openapi.json, its required row in
+docs/http-api.md (a test compares), its forwarding to another process, and the gathering of the answers of all. Pure.
 """
 
 import enum
@@ -19,7 +19,7 @@ Schema = dict[str, Any]
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Awaitable[Response]])
 
 STORED: Errors = (SessionDamaged, StorageUnavailable, SessionElsewhere)
-"""Faults of a session that is read from the store."""
+"""Faults of a session read from the store."""
 
 JSON = "application/json"
 ID: Schema = {"type": "string", "pattern": "^[0-9a-f]{32}$"}
@@ -29,7 +29,7 @@ REF = "#/components/schemas/"
 
 
 class Needs(enum.StrEnum):
-    """The least credential that a route takes on a server with keys, as the document names it."""
+    """The least credential for a route on a server with keys, as the document names it."""
 
     NOTHING = "nothing"
     TOKEN = "session-token"
@@ -38,29 +38,29 @@ class Needs(enum.StrEnum):
 
 
 class Who(enum.Enum):
-    """The process that answers, where a server has several."""
+    """The answering process, where a server has several."""
 
     PROCESS = enum.auto()
-    """The one that has the connection."""
+    """The one with the connection."""
     SESSION = enum.auto()
-    """The one that has the session that the request names."""
+    """The one with the request's session."""
     SERVER = enum.auto()
-    """The first, which does it for all."""
+    """The first: it acts for all."""
 
 
 class Asking(enum.Enum):
-    """The way in which all processes are asked."""
+    """The way to ask all processes."""
 
     EACH = enum.auto()
-    """To all at once; each has as long as a turn, and the first answer that is no success is the answer."""
+    """To all at once; each has as long as a turn, and the first failure is the answer."""
     BRIEFLY = enum.auto()
     """The same, in a few seconds."""
     IN_TURN = enum.auto()
     """To one after the other, until one refuses."""
     WHOEVER = enum.auto()
-    """To all at once; those that are away are left out."""
+    """To all at once; absent ones are left out."""
     READINESS = enum.auto()
-    """The same; one that is away is not ready."""
+    """The same; an absent one is not ready."""
     PAGES = enum.auto()
     """To one after the other, as a page of the list wants more."""
 
@@ -87,12 +87,12 @@ class All:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """One method of one path, which is spelled as Starlette binds it. `body` and `reply` are the types of a request
-    and of its 200 in JSON.
+    """One method of one path, spelled as Starlette binds it. `body` and `reply` are the types of a request and of its
+    200 in JSON.
 
-    `answers` are further ones without an error, by status, and `shapes` the types that they name; `links` the
-    operations that a reply's `session_id` leads to. `errors` and `parameters` leave out those that
-    follow from the path and from a body in JSON. `error_body` is the shape of its errors.
+    `answers` are further ones without an error, by status, and `shapes` the types named there; `links` the operations
+    for a reply's `session_id`. `errors` and `parameters` leave out those implied by the path and by a body in JSON.
+    `error_body` is the shape of its errors.
     """
 
     method: str
@@ -122,7 +122,7 @@ class Route:
 
 
 def operation(name: str, id_: str, summary: str, reply: type | None = None, **more: Any) -> Route:
-    """A row. The process that has the session answers, where the path names one."""
+    """A row. The process with the session answers, where the path names one."""
     method, path = name.split()
     more.setdefault("who", Who.SESSION if "{id}" in path else Who.PROCESS)
     return Route(method=method, path=path, id=id_, summary=summary, reply=reply, **more)
@@ -150,7 +150,7 @@ def rows_of(group: type) -> Iterator[tuple[Route, str]]:
 
 
 def session_paths(rows: Iterable[Route]) -> Mapping[str, Collection[str]]:
-    """The paths below `/sessions/{id}/` of these rows, each with the methods that it takes."""
+    """The paths below `/sessions/{id}/` of these rows, each with its methods."""
     found: dict[str, set[str]] = {}
     for row in rows:
         if row.path.startswith(_ON_SESSION) and row.method != "HEAD":
@@ -166,7 +166,7 @@ _ON_SESSION = "/sessions/{id}/"
 
 
 def public(kind: type) -> str:
-    """The name that a type has outside: its own without `Wire`."""
+    """The public name of a type: its own without `Wire`."""
     return kind.__name__.removeprefix("Wire")
 
 
@@ -181,7 +181,7 @@ def in_json(kind: type) -> dict[str, Schema]:
 
 
 def one_answer(description: str, content: Schema) -> dict[str, Schema]:
-    """The one answer of a route whose reply is not JSON alone."""
+    """The one answer of a route with other replies than JSON alone."""
     return {"200": {"description": description, "content": content}}
 
 

@@ -1,9 +1,8 @@
-"""One request that a connection serves: its head, and as ASGI its body in pieces, its answer, and what an application
-may do wrong.
+"""One request of a connection: its head, and as ASGI its body in pieces, its answer, and an application's mistakes.
 
 Owns the limits of a head, the state of a request from there to the last byte of its answer, the flow control of both
-directions, and what a handler learns of its client: that it has left, and that the answer has.
-Knows no route and no deadline: connection.py has those. Source: ASGI's HTTP specification, version 2.3.
+directions, and a handler's news of its client: the client has left, or the answer has. Knows no route and no deadline:
+connection.py has these. Source: ASGI's HTTP specification, version 2.3.
 """
 
 import asyncio
@@ -35,11 +34,11 @@ _START_BYTES = 64
 _START = re.compile(rb"[A-Z-]{1,31} {1,31}(?=[^ \r\n])")
 _TARGET_END = re.compile(rb"[ \n]")
 _FIRST_LINE = re.compile(rb"%b[^ \n]{0,%d}[ \n]" % (_START.pattern, MAX_URL_BYTES))
-"""A method and a whole target that is not too long."""
+"""A method and a whole target within its limit."""
 _HEAD_END = re.compile(rb"\n\r?\n")
 
 MOST_UNTAKEN_BYTES = 64 * 1024
-"""Most bytes of a body that wait for their reader before reading pauses."""
+"""Most bytes of a body waiting for their reader before reading pauses."""
 
 JOINED_BYTES = 64 * 1024
 """A longer body of an answer is not copied behind its head."""
@@ -60,7 +59,7 @@ class RequestHead:
     """Collects one head after the other, within limits. After an error it takes nothing more.
 
     A verdict depends on the bytes alone, however they are cut, and all of them cost time linear in the bytes: the
-    parser, which appends what it has of a field to what comes of it, sees a head only when it is whole.
+    parser appends each piece of a field to the earlier ones, so it sees a head only when it is whole.
     """
 
     __slots__ = ("_kept", "_num_lines", "_target_at", "_target_seen")
@@ -85,10 +84,10 @@ class RequestHead:
         return bool(self._kept)
 
     def feed(self, data: bytes) -> tuple[bytes, memoryview] | None:
-        """Take the next bytes: a whole head and a view of what follows it, or None while it is not whole.
+        """Take the next bytes: a whole head and a view of the bytes after it, or None while it is not whole.
 
         Blank lines before a head are dropped (RFC 9112, section 2.2). Raises UriTooLong, HeadersTooLarge, and
-        InvalidRequest for bytes that cannot become a head.
+        InvalidRequest if the bytes cannot become a head.
         """
         num_seen = len(self._kept)
         if num_seen:
@@ -118,7 +117,7 @@ class RequestHead:
         return bytes(text[:end]), memoryview(text)[end:]
 
     def _check_target(self, text: bytes | bytearray, end: int) -> None:
-        """Raise UriTooLong, or InvalidRequest for what has no target. Looks at no byte of a target twice."""
+        """Raise UriTooLong, or InvalidRequest without a target. Looks at no byte of a target twice."""
         if self._target_seen is None:
             return
         if self._target_at is None:
@@ -138,7 +137,7 @@ class RequestHead:
 
 
 class Flow:
-    """Pauses a transport's reading, and lets writers wait while it does not take what is written."""
+    """Pauses a transport's reading, and lets writers wait while it takes no more bytes."""
 
     __slots__ = ("_on_resumed", "_transport", "_writable", "read_paused", "write_paused")
 
@@ -195,7 +194,7 @@ class ServedRequest(Struct, kw_only=True, eq=False):
     awaits_continue: bool
     """The client sends its body once it is told to."""
     on_answered: Callable[[], None]
-    """Called when the answer's last byte is written; it closes the connection if that is not kept."""
+    """Called when the answer's last byte is written; it closes the connection unless it is kept."""
     disconnected: bool = False
     """The client has left, or was answered in the application's place."""
     has_begun_answer: bool = False
@@ -203,13 +202,13 @@ class ServedRequest(Struct, kw_only=True, eq=False):
     is_whole: bool = False
     """Whether all of its body has come."""
     num_untaken: int = 0
-    """Bytes of the body that nobody has taken yet."""
+    """Bytes of the body not yet taken."""
     _pieces: list[bytes] = field(default_factory=list[bytes])
     _has_news: bool = False
     _event: asyncio.Event | None = None
     _is_chunked: bool | None = None
     _num_left: int = 0
-    """Bytes that are missing from the length that its answer has announced."""
+    """Bytes still missing from the answer's announced length."""
 
     def __repr__(self) -> str:
         return f"<ServedRequest {self.scope['method']} {self.scope['path']} answered={self.is_answered}>"
@@ -251,7 +250,7 @@ class ServedRequest(Struct, kw_only=True, eq=False):
     # -- the application's side
 
     async def run(self, app: ASGIApp) -> None:
-        """Have it answered. An application that fails, or does not answer, is our bug: 500, or a cut answer."""
+        """Have it answered. If an application fails, or does not answer, this is our bug: 500, or a cut answer."""
         try:
             await app(self.scope, self.receive, self.send)
         except Exception:
@@ -289,7 +288,7 @@ class ServedRequest(Struct, kw_only=True, eq=False):
         self.end_answer()
 
     async def receive(self) -> Message:
-        """ASGI: the next bytes of the body, or word that the client has left or the answer has been sent."""
+        """ASGI: the next bytes of the body, or the news of a disconnected client or a sent answer."""
         if self.awaits_continue and not self.transport.is_closing():
             self.transport.write(_CONTINUE)
             self.awaits_continue = False
@@ -363,10 +362,10 @@ class ServedRequest(Struct, kw_only=True, eq=False):
 
 
 class DeliveryConnection(asyncio.Protocol):
-    """A connection as the handlers of its requests know it (`ClientLink`). It knows when what was written to it has
-    left: when its last byte is out of the transport's write buffer while the connection lives.
+    """A connection as the handlers of its requests know it (`ClientLink`). It knows when written bytes have left: when
+    the last is out of the transport's write buffer while the connection lives.
 
-    `request` is the one that it serves, or has served last; the server closes its connections by `shutdown`.
+    `request` is the current one, or the last; the server closes its connections by `shutdown`.
     """
 
     transport: asyncio.Transport

@@ -1,6 +1,6 @@
 """The routes of sessions except the chats: create, read, sample, abort, delete. Starlette endpoints.
 
-Large answers (records, samples, drift) are computed on the CPU pool, from a snapshot that the loop takes: a committed
+Large answers (records, samples, drift) are computed on the CPU pool, from a snapshot taken by the loop: a committed
 node does not change. The loop writes them out in pieces, and serves others between them.
 """
 
@@ -74,7 +74,7 @@ from stenograph.trajectory.turn import Node
 T = TypeVar("T")
 
 MAX_PAGE = 1000
-"""Most sessions that one `GET /sessions` lists."""
+"""Most sessions in one `GET /sessions`."""
 LIMIT: Schema = {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": 100}
 
 _FULL_OR_DELTA: Schema = {"type": "string", "enum": ["full", "delta"], "default": "full"}
@@ -88,19 +88,20 @@ _LEDGER_PAGE = (
 )
 
 REVISION_HEADER = "x-stenograph-revision"
-"""Header between processes: the revision of a session that a part shows, or that a deletion is of."""
+"""Header between processes: the revision of a session shown in a part, or to be deleted."""
 
 MAX_NUMBER = 10**9
-"""Stands for every number of a query that is larger: no session has as many of anything."""
+"""Stands for every larger number of a query: no session has as many of anything."""
 
 _BYTES_PER_TOKEN = 8
-"""About what a token's id and logprob cost to write out; only decides what is small enough for the loop."""
+"""The approximate cost to write out a token's id and logprob; only decides whether an answer is small enough for the
+loop."""
 
 _BYTES_PER_ROW = 64
 """The same of a turn's facts, and of a row of the ledger."""
 
 _SENT_BYTES = 256 * 1024
-"""Bytes that are sent at once, of an answer that is complete."""
+"""Bytes sent at once, of a complete answer."""
 
 
 class OutcomeView(TypedDict):
@@ -111,7 +112,7 @@ class OutcomeView(TypedDict):
 
 
 class Aborted(TypedDict):
-    """The number of running turns that were asked to end."""
+    """The number of running turns asked to end."""
 
     aborted: Count
 
@@ -162,7 +163,7 @@ class SessionRoutes:
     async def get(self, request: Request) -> Response:
         """`GET /sessions/{id}?records=full|delta&strand=N`: a line's records, and metadata for a trainer.
 
-        The line is the main strand's or that of strand N, where there are several the one that was committed last.
+        The line is the main strand's or strand N's; of several, the last committed one.
         """
         session = await self._look(request)
         check_query(request, "records", "strand")
@@ -185,7 +186,7 @@ class SessionRoutes:
     @route("HEAD /sessions/{id}", "greetSession", "Check that a session is there", needs=Needs.TOKEN)
     @route("HEAD /sessions/{id}/api/hello", "greetOnSession", "Check that a session is there", needs=Needs.TOKEN)
     async def greet(self, request: Request) -> Response:
-        """`HEAD` of a session's address and of `api/hello` below it, which clients try first: 200 without a body."""
+        """`HEAD` of a session's address and of `api/hello` below it, clients' first try: 200 without a body."""
         await self._look(request)
         return Response()
 
@@ -197,7 +198,7 @@ class SessionRoutes:
         errors=(StorageUnavailable,),
     )
     async def delete(self, request: Request) -> Response:
-        """`DELETE /sessions/{id}`; from another process that gives samples out, only if it is as it was."""
+        """`DELETE /sessions/{id}`; from another process giving samples out, only if the session is unchanged."""
         session_id, revision = request.path_params["id"], request.headers.get(REVISION_HEADER)
         if revision is not None:
             return Response(status_code=204 if await delete_as_it_was(self.manager, session_id, revision) else 409)
@@ -259,7 +260,7 @@ class SessionRoutes:
         errors=(InvalidRequest, *STORED),
     )
     async def ledger(self, request: Request) -> Response:
-        """`GET /sessions/{id}/ledger?limit=&after=`: every request that named the session, in order."""
+        """`GET /sessions/{id}/ledger?limit=&after=`: every request naming the session, in order."""
         session = await self._look(request)
         check_query(request, "limit", "after")
         limit, after = number_of(request, "limit", 1000, least=1), number_of(request, "after", 0, least=0)
@@ -283,7 +284,7 @@ class SessionRoutes:
         errors=(TokenizationFailed, *STORED),
     )
     async def why(self, request: Request) -> Response:
-        """`GET /sessions/{id}/why`: what a person would look at first, in plain sentences."""
+        """`GET /sessions/{id}/why`: the first things for a person to look at, in plain sentences."""
         session = await self._look(request)
         ledger = session.ledger
         rows = [row async for chunk in self.share.pieces(ledger.chunks()) for row in chunk]
@@ -390,7 +391,7 @@ class SessionRoutes:
                 yield piece
 
     def wishes(self, wire: SamplesRequest | BulkSamplesRequest) -> SampleWishes:
-        """The samples that a request asks for."""
+        """The samples for a request."""
         kinds = TRAINED_KINDS if wire.kinds is None else tuple(map(StrandKind, wire.kinds))
         return SampleWishes(
             kinds=tuple(StrandKind) if wire.include_side else kinds,
@@ -407,7 +408,7 @@ class SessionRoutes:
         return reports
 
     def _count_drift(self, session: Session, reports: Mapping[int, DriftReport]) -> None:
-        """Count each line's drift once, however often it is looked at; none of a session that is not in memory."""
+        """Count each line's drift once, however often it is looked at; none of a session outside memory."""
         if not self.manager.sessions.has(session.id):
             return
         for leaf_id, report in reports.items():
@@ -415,18 +416,18 @@ class SessionRoutes:
                 self.metrics.drift_found({str(kind): num for kind, num in num_by_class(report).items()})
 
     async def _look(self, request: Request) -> Session:
-        """The session of the path, to be read: one that is in the store alone is not woken."""
+        """The session of the path, to be read: one in the store alone is not woken."""
         return await self.manager.sessions.look(request.path_params["id"])
 
 
 def revision_of(session: Session) -> str:
-    """It differs after each turn that the session commits."""
+    """It differs after each committed turn of the session."""
     latest = None if session.latest is None else session.latest.id
     return f"{len(session.nodes)} {latest} {session.strands.discarded}"
 
 
 async def delete_as_it_was(manager: SessionManager, session_id: str, revision: str) -> bool:
-    """Delete a session that is still of this revision and runs no turn; returns whether it has gone."""
+    """Delete a session if it is still of this revision and runs no turn; returns whether it has gone."""
     try:
         session = await manager.sessions.look(session_id)
         if session.is_busy or revision_of(session) != revision:
@@ -442,7 +443,7 @@ def _bytes_of(facts: SessionFacts) -> int:
 
 
 def _strand(facts: SessionFacts, number: str) -> Node | None:
-    """The last turn of the strand with that number. Raises InvalidRequest if there is none."""
+    """The last turn of the strand with this number. Raises InvalidRequest if there is none."""
     if number.isascii() and number.isdecimal() and len(number) <= 6 and int(number) < len(facts.strands):
         return facts.strands[int(number)].latest
     raise InvalidRequest(
@@ -465,7 +466,7 @@ _METADATA = "metadata."
 
 
 def filter_of(request: Request, *others: str, filters: Sequence[str] = ("group", "state", _METADATA)) -> SessionFilter:
-    """The filter in a query, of these `filters`, which may have `others` beside it. Raises InvalidRequest."""
+    """The filter in a query, of these `filters`, with `others` allowed beside it. Raises InvalidRequest."""
     query = request.query_params
     texts = {name.removeprefix(_METADATA): text for name, text in query.items() if name.startswith(_METADATA)}
     keys = [_METADATA + key for key in texts] if _METADATA in filters else []
@@ -476,7 +477,7 @@ def filter_of(request: Request, *others: str, filters: Sequence[str] = ("group",
 
 
 def check_known(manager: SessionManager, wanted: SessionFilter) -> None:
-    """Raise InvalidRequest for a state that only the process knows that has a session, where others may have some."""
+    """Raise InvalidRequest for a state known only to the process with the session, where others may have some."""
     is_shared = manager.sessions.storage is not None and manager.sessions.storage.store.is_shared
     if is_shared and wanted.state in (SessionState.BUSY, SessionState.IDLE):
         raise InvalidRequest(
@@ -487,7 +488,7 @@ def check_known(manager: SessionManager, wanted: SessionFilter) -> None:
 
 
 def check_query(request: Request, *known: str) -> None:
-    """Raise InvalidRequest for a query parameter that means nothing here. A key may stand in every query."""
+    """Raise InvalidRequest for a query parameter without a meaning here. A key may stand in every query."""
     for name in request.query_params:
         if name not in (*known, KEY_QUERY):
             raise InvalidRequest(f"Unknown query parameter {name[:40]!r}; known are {', '.join(known) or 'none'}.")

@@ -1,8 +1,7 @@
-"""Reads bodies within their limit, sends answers, and notices clients that left, for every route.
+"""Reads bodies within their limit, sends answers, and notices disconnected clients, for every route.
 
-ASGI's `send` returns when the bytes are handed to the transport, of which megabytes may wait there for a client that
-reads nothing; and of a lost connection it tells only a task that waits for it. So a handler finds its client's
-connection in the scope.
+ASGI's `send` returns when the bytes are handed to the transport, where megabytes may wait for a client reading nothing;
+and only a task waiting for it learns of a lost connection. So a handler finds its client's connection in the scope.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,7 +34,7 @@ LINK_EXTENSION = "stenograph.delivery"
 """In a scope, under ASGI's `extensions`: the client's connection. See `delivery_of`."""
 
 HEADERS_BY_NAME = "stenograph.headers"
-"""In a scope: what `headers_of` says."""
+"""In a scope: the result of `headers_of`."""
 
 WHOLE_PIECES = 2
 """An answer of no more pieces than this is sent whole, with its length."""
@@ -46,11 +45,11 @@ class ClientLink(Protocol):
 
     @property
     def is_gone(self) -> bool:
-        """Whether nothing that is written gets to the client any more."""
+        """Whether written bytes no longer get to the client."""
         ...
 
     def answer(self, send: Send, status: int, body: bytes, headers: Headers) -> Awaitable[None]:
-        """The write of a whole answer to a request that is not HEAD, with its length: head and body in one."""
+        """The write of a whole answer to any request but HEAD, with its length: head and body in one."""
         ...
 
     async def has_left(self) -> bool:
@@ -58,22 +57,23 @@ class ClientLink(Protocol):
         ...
 
     def cut(self) -> None:
-        """Break the connection, so that the client sees that the answer is not whole."""
+        """Break the connection, to show the client an incomplete answer."""
         ...
 
     def when_gone(self, on_gone: Callable[[], object] | None) -> None:
-        """Set what is called once when the connection is lost, at once if it is lost already; None calls nothing.
+        """Set a callback for the loss of the connection, called once; at once if it is lost already. None calls
+        nothing.
 
         The request's body must have been read.
         """
         ...
 
     async def finish(self, last_write: Awaitable[None]) -> bool:
-        """Make the last write of an answer; tell whether its last byte left through a connection that was alive.
+        """Make the last write of an answer; return whether its last byte left through a live connection.
 
-        Waits for that as long as the client reads slowly; one that reads nothing is the server's to close. Word of a
-        closed connection is one pass of the loop on its way; after that pass nothing comes between the check and the
-        write, unless the write has to wait for room, and then the word comes first.
+        Waits for a slow reader; to close on a client reading nothing is the server's task. News of a closed connection
+        takes one event-loop iteration; after it nothing comes between the check and the write, unless the write has to
+        wait for room, and then the word comes first.
         """
         ...
 
@@ -92,7 +92,7 @@ async def send_whole(send: Send, status: int, body: bytes, headers: Headers) -> 
 
 
 class _AnotherServers:
-    """The connection of a server that tells nothing of it: everything has left at once, and no client is gone."""
+    """The connection of a server without reports of it: everything has left at once, and no client is gone."""
 
     def answer(self, send: Send, status: int, body: bytes, headers: Headers) -> Awaitable[None]:
         return send_whole(send, status, body, headers)
@@ -119,7 +119,7 @@ _ANOTHERS = {"connection": _AnotherServers()}
 
 
 def delivery_of(scope: Scope) -> ClientLink:
-    """The connection that a request came on."""
+    """The connection of a request."""
     return cast("ClientLink", scope.get("extensions", {}).get(LINK_EXTENSION, _ANOTHERS)["connection"])
 
 
@@ -128,10 +128,10 @@ class ClientGone(Exception):
 
 
 def _check_type(headers: dict[bytes, bytes]) -> None:
-    """Raise UnsupportedMediaType for a body that says it is not JSON, or that a web page sends and that says nothing.
+    """Raise UnsupportedMediaType for a body declared as other than JSON, or sent by a web page and without a type.
 
-    Of a body without a type a page can make a request that its browser does not ask us about first (a Blob); every
-    other client may leave it out.
+    With a body without a type (a Blob), a page's request reaches us without its browser asking us first; every other
+    client may leave it out.
     """
     given = headers.get(b"content-type")
     if not has_body(headers):
@@ -173,7 +173,7 @@ async def read_body(
 
 
 read_json = partial(read_body, is_json=True)
-"""`read_body` for a route that takes JSON."""
+"""`read_body` for a route with a JSON body."""
 
 
 def _num_bytes(message: Message) -> int:
@@ -223,7 +223,7 @@ def json_response(value: object, *, status: int = 200) -> Response:
 
 
 def in_pieces(share: LoopShare, pieces: Iterator[bytes], *, media_type: str) -> Response:
-    """An answer that is made a piece at a time while it is sent; between two pieces the loop serves others."""
+    """An answer made a piece at a time while it is sent; between two pieces the loop serves others."""
     first = list(islice(pieces, WHOLE_PIECES + 1))
     if len(first) <= WHOLE_PIECES:
         return Response(b"".join(first), media_type=media_type)
@@ -231,12 +231,12 @@ def in_pieces(share: LoopShare, pieces: Iterator[bytes], *, media_type: str) -> 
 
 
 def json_in_pieces(share: LoopShare, value: object) -> Response:
-    """A value as `json_pieces` writes it; like `json_response`, for what may be large."""
+    """A value as `json_pieces` writes it; like `json_response`, for large values."""
     return in_pieces(share, joined(json_pieces(value)), media_type="application/json")
 
 
 def count_error(metrics: Metrics, error: StenographError) -> None:
-    """Count an error that goes to a client, and the limit that caused it."""
+    """Count an error sent to a client, and the limit behind it."""
     metrics.error_sent(error.code)
     if isinstance(error, LimitExceeded | BudgetSpent):
         metrics.limit_hit(error.limit)
@@ -245,8 +245,8 @@ def count_error(metrics: Metrics, error: StenographError) -> None:
 
 
 class ClosedStream(StreamingResponse):
-    """An answer whose source is closed at its end, and once the client has left: what is written after that goes
-    nowhere, and nothing else says so before the next event-loop iteration."""
+    """An answer with its source closed at its end, and once the client has left: later writes go nowhere, and nothing
+    else says so before the next event-loop iteration."""
 
     def __init__(
         self,

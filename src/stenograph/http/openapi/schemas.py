@@ -1,8 +1,7 @@
-"""The schemas of all bodies, made from the structs that decode requests and the typed dictionaries that replies are
-written as. Pure.
+"""The schemas of all bodies, made from the structs of requests and the typed dictionaries of replies. Pure.
 
-Adds rules between fields that the server checks after decoding, as far as JSON Schema can say them. The structs have
-the ranges of single fields, and their docstrings the rest. Knows no routes.
+Adds the rules between fields, checked by the server after decoding, as far as JSON Schema can say them. The structs
+have the ranges of single fields, and their docstrings the rest. Knows no routes.
 """
 
 import re
@@ -48,10 +47,10 @@ from stenograph.session.rewrite_rules import DEFAULT, OFF
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Described:
-    """The facts of a server that its document depends on.
+    """The facts of a server behind its document.
 
-    `matchers` and `rewrites` are the names that a session may be opened with. `forwards`: the engine is a server, so
-    that the allow-list's paths are passed on to it, and it may write replies itself; else this server answers some.
+    `matchers` and `rewrites` are the names allowed when a session is opened. `forwards`: the engine is a server, so the
+    allow-list's paths are passed on to it, and it may write replies itself; else this server answers some.
     """
 
     has_keys: bool
@@ -78,7 +77,7 @@ _MORE = (
     *(MessagesErrorBody, MessagesReply),
     *(TextCompletion, WireContent, WireMessage, WireMessageParam),
 )
-"""Types of JSON beside the operations' bodies and replies: parts of those, and what comes beside other content."""
+"""Types of JSON beside the operations' bodies and replies: parts of those, and JSON beside other content."""
 
 _NULL: Schema = {"type": "null"}
 _GIVEN: Schema = {"not": _NULL}
@@ -121,7 +120,7 @@ def components(kinds: Iterable[type], shapes: Iterable[type], described: Describ
 
 
 def _describe_bytes(schemas: dict[str, Schema], vocab_size: int) -> None:
-    """Add the fields that a struct keeps as bytes, because they are decoded in pieces."""
+    """Add the fields kept as bytes in a struct, because they are decoded in pieces."""
     text: Schema = {"type": "string", "minLength": 1}
     ids: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0, "exclusiveMaximum": vocab_size}}
     prompts = (text, {**ids, "minItems": 1})
@@ -170,7 +169,7 @@ def _typed_dictionaries(kinds: Iterable[object]) -> set[type]:
 
 
 def _in_order(schema: Schema, names: tuple[str, ...]) -> None:
-    """Put the fields in the order in which they are written; msgspec sorts those of a typed dictionary."""
+    """Put the fields in the order of writing; msgspec sorts those of a typed dictionary."""
     schema["properties"] = {name: schema["properties"][name] for name in names}
     schema["required"].sort(key=names.index)
 
@@ -182,24 +181,24 @@ def _any_value(kind: type) -> Schema:
 
 
 def _renamed(made: dict[str, Schema]) -> dict[str, Schema]:
-    """The schemas under the names that they have outside: the struct's without `Wire`."""
+    """The schemas under their public names: the struct's without `Wire`."""
     text = msgspec.json.encode(made)
     return msgspec.json.decode(re.sub(rb'(?<=["/])Wire(?=[A-Z])', b"", text), type=dict[str, Schema])
 
 
 def _unwrapped(docstring: str) -> str:
-    """A docstring whose paragraphs and list items are a line each."""
+    """A docstring with each paragraph and list item on a line."""
     return re.sub(r"(?<!\n)\n *(?![\n -])", " ", cleandoc(docstring))
 
 
 def _first(schema: Schema, name: str) -> Schema:
-    """A property's schema; of one that may be null, the other choice."""
+    """A property's schema; of a nullable one, the other choice."""
     found: Schema = schema["properties"][name]
     return cast("Schema", found["anyOf"][0]) if "anyOf" in found else found
 
 
 def _narrow_sampling(request: Schema, rules: FieldRules, unknown_fields: UnknownFields) -> None:
-    """Add the rules that a chat and a completion have in common."""
+    """Add the rules common to a chat and a completion."""
     _leave_out_refused(request, rules, unknown_fields)
     fields: dict[str, Schema] = request["properties"]
     for name in ("json_schema", "guided_json"):
@@ -212,7 +211,7 @@ def _narrow_sampling(request: Schema, rules: FieldRules, unknown_fields: Unknown
 
 
 def _leave_out_refused(request: Schema, rules: FieldRules, unknown_fields: UnknownFields) -> None:
-    """Leave out the fields that are refused; where unknown ones are recorded, say that these are not."""
+    """Leave out the refused fields; where unknown ones are recorded, mark these as refused."""
     request["additionalProperties"] = unknown_fields is UnknownFields.RECORD
     for name, why in rules.refused.items():
         del request["properties"][name]
@@ -221,7 +220,7 @@ def _leave_out_refused(request: Schema, rules: FieldRules, unknown_fields: Unkno
 
 
 def _narrow_param(message: Schema) -> None:
-    """Add the blocks that a message of each role may have."""
+    """Add the blocks allowed in a message of each role."""
     own: tuple[tuple[str, str, tuple[type, ...]], ...] = (
         ("UserParam", "user", (WireTextBlock, WireToolResultBlock)),
         ("AssistantParam", "assistant", (WireTextBlock, WireThinkingBlock, WireToolUseBlock)),
@@ -267,7 +266,7 @@ def _narrow_grammars(response_format: Schema, structured_outputs: Schema) -> Non
 
 
 def _narrow_message(message: Schema) -> None:
-    """Add the fields that a message of each role must and must not have. A null content is the same as none."""
+    """Add the required and forbidden fields of a message of each role. A null content is the same as none."""
     no_text: Schema = {"enum": ["", None]}
     no_call_id = {"tool_call_id": no_text}
     call_id = {"tool_call_id": {"type": "string", "minLength": 1}}
@@ -289,6 +288,6 @@ def _narrow_message(message: Schema) -> None:
 
 
 def _require(schema: Schema, name: str) -> None:
-    """Demand a field that the struct does not: a later check refuses its absence with a better message."""
+    """Demand a field beyond the struct's demands: a later check refuses its absence with a better message."""
     schema["properties"][name] = _first(schema, name)
     schema["required"].append(name)
