@@ -1,4 +1,4 @@
-"""The only place that wires things together: a server's settings, engine and store in, its application out."""
+"""The only place to wire things together: a server's settings, engine and store in, its application out."""
 
 from functools import cache
 
@@ -46,11 +46,10 @@ def make_app(
     processes: Processes | None = None,
     parts: tuple[Part, ...] = (),
 ) -> tuple[App, SessionManager]:
-    """The application around an engine, and the manager that has to be drained at its end. Raises StartupError.
+    """The application around an engine, and the manager, to be drained at its end. Raises StartupError.
 
-    `spoken` is what it speaks with clients; None: what the settings say.
-    Sessions are kept in `store`, by the `mark` of the model; None: in memory alone. `processes` None: the server
-    has one. `parts` are what it has beside the core.
+    `spoken` are its dialects with clients; None: the settings' dialects. Sessions are kept in `store`, by the `mark` of
+    the model; None: in memory alone. `processes` None: the server has one. `parts` stand beside the core.
     """
     processes = processes or Processes()
     metrics, share, body_slots = Metrics(), LoopShare(), body_slots or BodySlots(settings.body_slots)

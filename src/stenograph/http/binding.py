@@ -1,4 +1,4 @@
-"""Binds rows of routes to their endpoints, behind the check of the key that each takes."""
+"""Binds rows of routes to their endpoints, behind the check of each one's key."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -23,7 +23,7 @@ CHECKS: Mapping[Needs, Callable[[Doorman, Scope], object]] = {
 
 
 def bound(groups: Iterable[object], doorman: Doorman) -> list[StarletteRoute]:
-    """The routes of these objects. A path that takes in others stands behind them, and `HEAD` before `GET`."""
+    """The routes of these objects. A path with others in its range stands behind them, and `HEAD` before `GET`."""
     rows = [(row, getattr(group, name)) for group in groups for row, name in rows_of(type(group))]
     rows.sort(key=lambda pair: (pair[0].path.endswith(":path}"), pair[0].method != "HEAD"))
     return [StarletteRoute(row.path, _keyed(row, endpoint, doorman), methods=[row.method]) for row, endpoint in rows]
@@ -42,7 +42,7 @@ def _keyed(row: Route, endpoint: Endpoint, doorman: Doorman) -> Endpoint:
 
 
 class LaterRoutes(BaseRoute):
-    """The routes at and below a path, which are made when the first request comes to one."""
+    """The routes at and below a path, made when the first request comes to one."""
 
     def __init__(self, path: str, make: Callable[[], Awaitable[Sequence[StarletteRoute]]]) -> None:
         self.path = path
@@ -62,7 +62,7 @@ class LaterRoutes(BaseRoute):
         await (self._router or await self.made())(scope, receive, send)
 
     async def made(self) -> Router:
-        """The router of the routes. Raises as what makes them."""
+        """The router of the routes. Raises as their maker."""
         routes = await self._make()
         if self._router is None:  # nobody else has made them meanwhile
             self.routes, self._router = routes, Router(routes, redirect_slashes=False)

@@ -31,12 +31,12 @@ SIZE_BYTES = 8
 
 _BYTES_PER_TURN = 256
 _TOKENS_PER_BYTE = 32
-"""About what turns and tokens cost in a rollout; only decides what is small enough for the loop."""
+"""The approximate cost of turns and tokens in a rollout; only decides whether work is small enough for the loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class OneAnswer:
-    """One session's part of an answer. `revision` differs after each turn that the session commits; None: the session
+    """One session's part of an answer. `revision` differs after each committed turn of the session; None: the session
     failed, and the part is its error."""
 
     revision: str | None
@@ -47,7 +47,7 @@ class SessionParts(Protocol):
     """The sessions of a server."""
 
     def ids(self, wanted: SessionFilter) -> AsyncGenerator[str, None]:
-        """The ids of those that pass, oldest first. Raises WorkerUnavailable where the rest of them is lost."""
+        """The ids of the passing sessions, oldest first. Raises WorkerUnavailable where the rest of them is lost."""
         ...
 
     def part(self, session_id: str, wire: BulkSamplesRequest) -> AbstractAsyncContextManager[OneAnswer]:
@@ -55,7 +55,7 @@ class SessionParts(Protocol):
         ...
 
     async def delete(self, session_id: str, revision: str) -> bool:
-        """Delete a session that is still of this revision and runs no turn; returns whether it has gone."""
+        """Delete a session if it is still of this revision and runs no turn; returns whether it has gone."""
         ...
 
     async def remove(self, session_id: str) -> None:
@@ -63,7 +63,7 @@ class SessionParts(Protocol):
         ...
 
     def asked_by(self, scope: Scope) -> "SessionParts":
-        """The same, for a request, whose keys go to whoever is asked for a part."""
+        """The same, for a request: its keys go to each process asked for a part."""
         ...
 
     def points(self) -> AsyncGenerator[RolloutPoint | None, None]:
@@ -94,7 +94,7 @@ class OwnParts:
             yield session_id
 
     async def dated_ids(self, wanted: SessionFilter) -> AsyncGenerator[tuple[float, str], None]:
-        """The ids of those that pass, oldest first, each with the time of its opening."""
+        """The ids of the passing sessions, oldest first, each with the time of its opening."""
         async for session in selected(self.sessions.manager, wanted):
             yield created_at(session), id_of(session)
 
@@ -112,7 +112,7 @@ class OwnParts:
             return self.failed(session_id, wire, error)
 
     def failed(self, session_id: str, wire: BulkSamplesRequest, error: StenographError) -> OneAnswer:
-        """The part of a session that has no samples because of an error."""
+        """The part of a session without samples because of an error."""
         count_error(self.sessions.metrics, error)
         if wire.format == "arrow":
             return OneAnswer(None, _all_of(bulk_arrow().failed(session_id, code=error.code, message=str(error))))
@@ -142,8 +142,8 @@ class OwnParts:
         )
 
     async def _frame(self, session_id: str, wire: BulkSamplesRequest) -> OneAnswer:
-        """A head and a payload, each behind its size: whole before the first byte leaves, which an error must not
-        follow. Raises StenographError."""
+        """A head and a payload, each behind its size: whole before the first byte leaves, since an error must not
+        follow it. Raises StenographError."""
         session = await self.sessions.manager.sessions.look(session_id)
         revision = revision_of(session)
         made, metadata, _ = await self.sessions.made_samples(session, self.sessions.wishes(wire))

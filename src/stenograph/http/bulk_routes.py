@@ -1,7 +1,7 @@
-"""The routes that are of many sessions at once: their samples in one answer, their deletion. Starlette endpoints.
+"""The routes of many sessions at once: their samples in one answer, their deletion. Starlette endpoints.
 
-One session after the other: what is held is one session's samples, however many are asked for. A session that fails has
-its error in its place, and spoils no other.
+One session after the other: memory holds one session's samples, however many are asked for. A failed session has its
+error in its place, and spoils no other.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ _PAGE = (
     parameter("query", "after", "The page begins after this session.", ID),
 )
 _DELETED_AT_ONCE = 100
-"""Sessions of one group, which is one sync; each is read before it goes."""
+"""Sessions of one group, for one sync; each is read before it goes."""
 
 
 class SessionSummary(TypedDict):
@@ -88,7 +88,7 @@ class SessionPage(TypedDict):
 
 
 class Deleted(TypedDict):
-    """The number of sessions that were deleted."""
+    """The number of deleted sessions."""
 
     deleted: Count
 
@@ -104,7 +104,7 @@ class _Told(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkRoutes:
-    """The routes of one server that are of many sessions."""
+    """The routes of many sessions on one server."""
 
     sessions: SessionRoutes
     parts: SessionParts
@@ -192,7 +192,7 @@ class BulkRoutes:
         return ClosedStream(link, self._answer(wire, link, self.parts.asked_by(request.scope)), media_type=media_type)
 
     async def _answer(self, wire: BulkSamplesRequest, link: ClientLink, parts_of: SessionParts) -> Pieces:
-        """One session's part after the other, and at the end what became of all."""
+        """One session's part after the other, and at the end the outcome of all."""
         told, arrow, ids = _Told(), bulk_arrow() if wire.format == "arrow" else None, _ids(wire, parts_of)
         if arrow is not None:
             yield arrow.head()
@@ -218,7 +218,7 @@ def _num_turns(session: Listed) -> int:
 
 
 def _groups(sizes: list[tuple[str, int]]) -> Iterator[list[str]]:
-    """Ids of sessions that are deleted together, of ids and numbers of turns."""
+    """Ids of sessions deleted together, of ids and numbers of turns."""
     some, num_turns = list[str](), 0
     for session_id, num in sizes:
         some.append(session_id)
@@ -233,7 +233,7 @@ def _groups(sizes: list[tuple[str, int]]) -> Iterator[list[str]]:
 async def _parts(
     ids: AsyncGenerator[str, None], wire: BulkSamplesRequest, link: ClientLink, told: _Told, parts: SessionParts
 ) -> Pieces:
-    """Each session's part, and its deletion once that has left. Raises WorkerUnavailable."""
+    """Each session's part, and its deletion once the part has left. Raises WorkerUnavailable."""
     async for session_id in ids:
         async with parts.part(session_id, wire) as part:
             async for piece in part.pieces:
@@ -249,7 +249,7 @@ async def _parts(
 
 
 async def _ids(wire: BulkSamplesRequest, parts: SessionParts) -> AsyncGenerator[str, None]:
-    """The ids of the sessions that are asked for."""
+    """The ids of the requested sessions."""
     if wire.sessions is not None:
         for session_id in dict.fromkeys(wire.sessions):
             yield session_id

@@ -143,14 +143,14 @@ class ControlRoutes:
         return app
 
     async def _routes_of(self, part: Part) -> Sequence[StarletteRoute]:
-        """The routes of a part that has a path of its own. It is imported on a thread."""
+        """The routes of a part with a path of its own. It is imported on a thread."""
         for name in (LATE, part.groups):
             await asyncio.to_thread(entry, name)
         return bound(self.late().groups_of(part), self.core.doorman)
 
     async def _late_routes(self) -> Sequence[StarletteRoute]:
-        """Every other route, so that they know each other's methods, and behind them the proxy. What is late is
-        imported on a thread, and not the pool's: an abort would wait for the turns that are rendered."""
+        """Every other route, together since they know each other's methods, and behind them the proxy. Late modules are
+        imported on a thread, and not the pool's: an abort would wait for the rendering of turns."""
         parts = [part for part in self.core.parts if part.groups and not part.below]
         for name in (LATE, *(part.groups for part in parts)):
             await asyncio.to_thread(entry, name)
@@ -164,7 +164,7 @@ class ControlRoutes:
         )
 
     def _proxy(self, own_paths: Mapping[str, Collection[str]]) -> ProxyRoute:
-        """The route of what is passed on to the engine, and of what this server answers in its place."""
+        """The route to pass requests on to the engine, with this server's answers in its place."""
         return ProxyRoute(
             manager=self.core.manager,
             doorman=self.core.doorman,

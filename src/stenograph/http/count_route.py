@@ -1,6 +1,6 @@
-"""The routes that count the tokens of a prompt, as raw ASGI. They make no turn, and wait for none.
+"""The routes to count the tokens of a prompt, as raw ASGI. They make no turn, and wait for none.
 
-A dialect owns what is asked and answered; the counting is session/counting.py's.
+A dialect owns request and answer; the counting is session/counting.py's.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from stenograph.session.ledger import NO_NOTE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountRoute:
-    """One dialect's counting on one server. `sought_headers` are those that rules look at, in lower case."""
+    """One dialect's counting on one server. `sought_headers` are the headers read by rules, in lower case."""
 
     dialect: CountDialect
     counter: PromptCounter
@@ -38,7 +38,7 @@ class CountRoute:
     sought_headers: frozenset[bytes] = frozenset()
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, path: RequestPath) -> None:
-        """Serve one request, which came to `path`."""
+        """Serve one request to `path`."""
         note, spelling = NO_NOTE, None
         await self.body_slots.small()
         try:

@@ -31,13 +31,13 @@ from stenograph.trajectory.matching import MATCHERS, Matcher
 T = TypeVar("T")
 
 MAX_SESSION_BODY_BYTES = 2**20
-"""Most bytes of a body that has no messages, whatever `--max-body-bytes` allows."""
+"""Most bytes of a body without messages, even if `--max-body-bytes` allows more."""
 
 _ON_OPENED = (
     "getSession", "chatOnSession", "completeOnSession", "getSamples", "getDrift", "getLedger", "abortSession",
     "putOutcome", "getOutcome", "deleteSession",
 )  # fmt: skip
-"""Operations that take the id of a new session."""
+"""Operations on the id of a new session."""
 
 
 class OpenedSession(TypedDict):
@@ -67,7 +67,7 @@ class CreateRoute:
     @staticmethod
     def of(settings: Settings, services: TurnServices, openings: KeyedOpenings, doorman: Doorman) -> "CreateRoute":
         """The route of a server. Raises StartupError for a matcher or a file of sampling that cannot be loaded, or a
-        history that is against the contract to keep to."""
+        history against the contract."""
         return CreateRoute(
             manager=doorman.manager,
             engine=services.engine,

@@ -1,4 +1,4 @@
-"""The dialects that the settings name, made for one server; no other is imported."""
+"""The dialects named in the settings, made for one server; no other is imported."""
 
 from collections.abc import Mapping
 
@@ -39,7 +39,7 @@ def spoken_by(settings: Settings, renderer: Renderer, model: str) -> Spoken:
 
 
 def turn_routes(core: Core, body_slots: BodySlots) -> list[TurnRoute | CountRoute]:
-    """The routes of the dialects: those that make turns, and those that only count."""
+    """The routes of the dialects: for turns, and for counts alone."""
     settings, services, doorman, metrics = core.settings, core.services, core.doorman, core.metrics
     counter = PromptCounter(doorman.manager, services)
     sought_headers = frozenset(name.encode() for name in services.kind_rules.headers)

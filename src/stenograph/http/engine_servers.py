@@ -1,4 +1,4 @@
-"""Makes the clients of engines' servers that the settings name; imports the protocol in use, and no other."""
+"""Makes the clients of the engines' servers named in the settings; imports the protocol in use, and no other."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -26,13 +26,13 @@ ADAPTERS: Mapping[EngineKind, str] = {
     EngineKind.LMDEPLOY: "stenograph.engine.lmdeploy.adapter:LMDeploy",
     EngineKind.LLAMACPP: "stenograph.engine.llamacpp.adapter:LlamaCpp",
 }
-"""Every kind of engine that is a server, with the entry of its adapter."""
+"""Every kind of engine server, with the entry of its adapter."""
 
 
 def make_adapter(settings: Settings, files: ModelFiles) -> EngineAdapter:
     """The protocol of the engine's server.
 
-    Raises StartupError for a replay whose shape the model's files do not have.
+    Raises StartupError for a replay of another shape than the model's files have.
     """
     if settings.replay in (ReplayKind.ROUTED_EXPERTS, ReplayKind.ALL) and not files.states_vocab_size:
         raise StartupError(f"--replay {settings.replay} needs the model's config.json, and {files.path} has none")
@@ -53,7 +53,7 @@ def make_adapter(settings: Settings, files: ModelFiles) -> EngineAdapter:
 
 
 def maker(settings: Settings, files: ModelFiles, body_slots: BodySlots) -> Callable[[str], FleetMember]:
-    """A function that makes the client of the engine at an address. Engines' replies have body slots of their own."""
+    """A function to make the client of the engine at an address. Engines' replies have body slots of their own."""
     reply_slots, keys, said = body_slots.apart(), engine_keys_of(settings), settings.engine_logprobs
     check = None if said is None else partial(entry(LOGPROBS_CHECK), said=LogprobsKind(said))
 

@@ -1,4 +1,4 @@
-"""Makes the engine that the settings name, and imports no other: the embedded one, or clients of engines' servers."""
+"""Makes the engine named in the settings, and imports no other: the embedded one, or clients of engines' servers."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ ADAPTERS = "stenograph.http.engine_servers:ADAPTERS"
 
 
 def load_engine(settings: Settings) -> None:
-    """Import what `make_engine` will use."""
+    """Import the modules for `make_engine`."""
     if settings.engine is EngineKind.EMBEDDED:
         entry(EMBEDDED)
     else:
@@ -34,10 +34,10 @@ def make_engine(
     *,
     shared: Path | None = None,
 ) -> Engine:
-    """The engine that the settings name, or a fleet of those at its addresses; not yet started.
+    """The engine named in the settings, or a fleet of those at its addresses; not yet started.
 
     `body_slots` are those of the clients' bodies: engines' replies have slots of their own. `tokenizer` is the
-    server's, where it is made. `shared` is the socket of an embedded engine that other processes use too.
+    server's, where it is made. `shared` is the socket of an embedded engine, used by other processes too.
     """
     made: Engine
     if settings.engine_url and settings.engine is not EngineKind.EMBEDDED:

@@ -1,7 +1,7 @@
-"""Calls the sender of a stream that has been silent for long, so that its client gets a sign of life.
+"""Calls the sender of a long silent stream, to give its client a sign of life.
 
-Clients give up on a stream that is silent: Claude Code after 300 s, Codex after what its user has set, and proxies on
-the way after a minute or so.
+Clients give up on a silent stream: Claude Code after 300 s, Codex after its user's setting, and proxies on the way
+after a minute or so.
 """
 
 from collections.abc import Callable
@@ -19,8 +19,8 @@ SILENCE_S = 15.0
 class Pulse:
     """The times of one stream. `is_due`: it has been silent too long; `call` was called when it became so.
 
-    One timer for a stream, which is set anew when it runs out, not with each event: a stream whose events come in time
-    pays for nothing else than for noting when each was sent.
+    A stream has one timer, set anew when it runs out, not with each event: a stream with events in time pays only for
+    noting when each was sent.
     """
 
     def __init__(self, clock: Clock, call: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""The routes that a chat needs none of: sessions that are read, their samples, kept responses; then those of the parts.
+"""The routes unused by a chat: the reading of sessions, their samples, kept responses; then those of the parts.
 
 Their code is loaded, and they are made, when the first request comes to one of them.
 """
@@ -38,7 +38,7 @@ class Late:
         return rows(self.core.parts)
 
     def own_groups(self) -> Sequence[object]:
-        """The objects whose classes have the core's rows."""
+        """The objects of the classes with the core's rows."""
         groups = (BulkRoutes(sessions=self.sessions, parts=self.all_parts), WasteRoute(sessions=self.sessions))
         held = self.core.spoken.held
         if held is None:
@@ -49,7 +49,7 @@ class Late:
         return (*groups, self.sessions, responses)
 
     def groups_of(self, part: Part) -> Sequence[object]:
-        """The objects that have a part's routes, made once."""
+        """The objects with a part's routes, made once."""
         if part.name not in self._groups:
             self._groups[part.name] = entry(part.groups)(self) if part.groups else ()
         return self._groups[part.name]

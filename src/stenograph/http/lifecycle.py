@@ -27,8 +27,8 @@ TRIM_TICKS = 10
 
 
 async def start_engine(engine: Engine, manager: SessionManager) -> None:
-    """Start the engine, and learn the name of its weights before the first turn: it holds before that of the settings,
-    until a trainer brings others. Raises StartupError."""
+    """Start the engine, and learn the name of its weights before the first turn: it takes precedence over the settings'
+    name, until a trainer brings others. Raises StartupError."""
     await engine.start()
     version = await engine.find_version()
     if version not in (None, UNNAMED) and not manager.weights.num_taken:
@@ -36,7 +36,7 @@ async def start_engine(engine: Engine, manager: SessionManager) -> None:
 
 
 async def tell_of_readiness(engine: Engine, *, url: str, ready: Callable[[], None]) -> None:
-    """Call `ready` when the engine takes turns; until then the log has a line for each engine that is waited for.
+    """Call `ready` when the engine takes turns; until then the log has a line for each awaited engine.
 
     `url` is where the server listens already.
     """
@@ -52,7 +52,7 @@ async def tell_of_readiness(engine: Engine, *, url: str, ready: Callable[[], Non
 
 
 def tell_of_signal(number: signal.Signals, manager: SessionManager, *, drain_timeout_s: float) -> None:
-    """Log that the server stops, and the turns that it waits for."""
+    """Log the stop of the server, and the turns still awaited."""
     num, waits = manager.num_in_flight, ""
     if num:
         which = "1 turn; a second signal ends it" if num == 1 else f"{num} turns; a second signal ends them"
@@ -61,7 +61,7 @@ def tell_of_signal(number: signal.Signals, manager: SessionManager, *, drain_tim
 
 
 def tell_of_lost_sessions(manager: SessionManager) -> None:
-    """Log each session that ends with the process, and how much is lost where there is no store."""
+    """Log each session ending with the process, and how much is lost where there is no store."""
     if manager.sessions.storage is not None:
         log.info("%d sessions were in memory; all are in the store", manager.sessions.num_sessions)
         return
@@ -77,8 +77,8 @@ async def keep_house(manager: SessionManager, pool: CpuPool) -> None:
     """Drop expired sessions and give memory back, for ever.
 
     A request for an expired session finds it gone without this. Memory is given back soon after sessions were dropped
-    or the last turn ended, and now and then while turns are made: what is between them is in pieces that malloc would
-    keep.
+    or the last turn ended, and now and then while turns are made: the memory between them is in pieces, and malloc
+    would keep these.
     """
     num_forgotten = num_held = 0
     for tick in itertools.count(1):

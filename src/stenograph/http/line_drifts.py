@@ -1,4 +1,5 @@
-"""The drift of lines, compared on the CPU pool once for all who ask: a committed line never changes, nor does that.
+"""The drift of lines, compared on the CPU pool once for all readers: a committed line never changes, nor does its
+drift.
 
 Its routes, the samples and the console ask for the same lines; a report is kept while there is room.
 """
@@ -18,11 +19,11 @@ from stenograph.text.renderer import Renderer
 from stenograph.trajectory.turn import Node
 
 KEPT_DRIFTS = 20_000
-"""Most drifts of all reports that are kept, of about a kilobyte each; a report counts as one more."""
+"""Most drifts of all kept reports, of about a kilobyte each; a report counts as one more."""
 LINES_AT_ONCE = 16
-"""Lines that are looked at in one event-loop iteration: a short one takes 0.2 ms."""
+"""Lines looked at in one event-loop iteration: a short one takes 0.2 ms."""
 _BYTES_PER_TOKEN = 8
-"""About what a token's comparison costs; only decides what is small enough for the loop."""
+"""The approximate cost of a token's comparison; only decides whether a line is small enough for the loop."""
 
 
 class DriftedLine(TypedDict):
@@ -55,7 +56,7 @@ class LineDrifts:
         self._renderer = renderer
         self._kept: KeptValues[tuple[str, int], DriftReport] = KeptValues(most=KEPT_DRIFTS, weigh=_weight)
         self.num_compared = 0
-        """Lines that were compared."""
+        """Compared lines."""
 
     def __repr__(self) -> str:
         return f"<LineDrifts {self._kept!r}>"
@@ -77,7 +78,7 @@ class LineDrifts:
 
     async def of_all(self, session_id: str, leaves: Sequence[Node]) -> list[tuple[Node, DriftReport]]:
         """The report of each line, one after the other: between two of them the worker is free for others, and between
-        so many short ones, which are compared on the loop, the loop is."""
+        so many short ones, compared on the loop, the loop is."""
         found: list[tuple[Node, DriftReport]] = []
         for leaf in leaves:
             found.append((leaf, await self.of(session_id, leaf)))

@@ -1,4 +1,4 @@
-"""The server's socket, which is bound before anything else is loaded."""
+"""The server's socket, bound before anything else is loaded."""
 
 import errno
 import os
@@ -14,9 +14,9 @@ def url_of(listener: socket.socket) -> str:
 
 
 def listen(host: str, port: int, *, shares_port: bool = False) -> socket.socket:
-    """Bind before anything else. Raises StartupError, in a line, if that cannot be done.
+    """Bind before anything else. Raises StartupError, in a line, on failure.
 
-    `shares_port`: other sockets of this user that say so too may have the port; the kernel spreads connections.
+    `shares_port`: this user's other sockets with the same option may have the port; the kernel spreads connections.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]

@@ -50,9 +50,9 @@ def make_renderer(
 ) -> Renderer:
     """Tokenizer, template and family of a model. Raises StartupError where they do not fit, or are not append-only.
 
-    `kwargs` are template arguments that every turn will have, unless it says otherwise; `today` is the date that the
-    template is tried with: each session has its own. Says in the log why a slower library is used than could be, where
-    it is, and which of the arguments the template does not use.
+    `kwargs` are template arguments of every turn, unless it says otherwise; `today` is the date for trying the
+    template: each session has its own. Says in the log why a slower library is used than could be, where it is, and the
+    arguments unused by the template.
     """
     kwargs = kwargs or {}
     loaded = load_renderer(files, family_name, allows_special=allows_special, strftime_now=today)
@@ -77,7 +77,7 @@ def renderer_of(settings: Settings, files: ModelFiles, clock: Clock) -> Renderer
 
 
 def template_kwargs_of(settings: Settings) -> Mapping[str, object]:
-    """The server's own template arguments. Raises StartupError for one that no client may set either."""
+    """The server's own template arguments. Raises StartupError for one forbidden to clients too."""
     try:
         check_template_kwargs(settings.chat_template_kwargs, at="")
     except InvalidRequest as error:
@@ -86,7 +86,7 @@ def template_kwargs_of(settings: Settings) -> Mapping[str, object]:
 
 
 def model_mark(files: ModelFiles) -> ModelMark:
-    """The mark of a model's tokenizer and chat template, by which a session knows whether it was made with them."""
+    """The mark of a model's tokenizer and chat template, for a session to know whether it was made with them."""
     digest = hashlib.sha256()
     for text in (files.tokenizer_json, files.chat_template or "", files.encoder_source or "", files.bos_token or ""):
         encoded = text.encode("utf-8", "surrogatepass")

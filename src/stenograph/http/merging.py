@@ -26,7 +26,7 @@ _SUMMED = frozenset({
 
 
 def moment(bodies: Sequence[bytes], *, num_away: int) -> bytes:
-    """The console's moment of the workers that are not away: counts and rates summed, of latencies the worst."""
+    """The console's moment of the reachable workers: counts and rates summed, of latencies the worst."""
     decoded = [msgspec.json.decode(body, type=dict[str, Any]) for body in bodies]
     merged: dict[str, Any] = {**decoded[0], "workers_away": num_away}
     for name in _SUMMED:
@@ -61,7 +61,7 @@ def engines(bodies: Sequence[bytes]) -> bytes:
 
 
 def _merged_engines(decoded: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Each engine once, with what runs there of all workers, and the first state that is not ready."""
+    """Each engine once, with all workers' running turns there, and the first state other than ready."""
     merged: dict[tuple[str, str], dict[str, Any]] = {}
     for engine in (engine for one in decoded for engine in one["engines"]):
         seen = merged.setdefault((engine["engine"], engine["name"]), engine)
@@ -109,7 +109,7 @@ def waste(bodies: Sequence[bytes]) -> bytes:
 def exposition(texts: Mapping[int, bytes]) -> bytes:
     """Prometheus' text of all workers: every sample has its worker as a label, and each family stands once.
 
-    They are not summed: a worker that is started again counts from 0, and what is said of a sum would go down with it.
+    They are not summed: a restarted worker counts from 0, and a sum would go down with it.
     """
     families: dict[bytes, list[bytes]] = {}
     for worker, text in texts.items():

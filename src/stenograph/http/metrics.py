@@ -1,6 +1,6 @@
 """The server's metrics in Prometheus' text format: implements `core.telemetry.Telemetry` for `GET /metrics`.
 
-Owns the counts of one app; metric_table.py says what there is and how each is read. There is no global state, so many
+Owns the counts of one app; metric_table.py lists the metrics and how each is read. There is no global state, so many
 apps can live in one process.
 
 The counts are plain numbers, handed to prometheus_client when it asks for them: its own `Histogram.observe`, with two
@@ -111,7 +111,7 @@ class _Histogram:
 
 
 class _Counted:
-    """The counters and histograms that are read from each report of one type.
+    """The counters and histograms read from each report of one type.
 
     They are sorted out once: a turn's report comes on the hot path.
     """
@@ -157,7 +157,7 @@ def _tally(counts: dict[str, float], found: Reading) -> None:
 
 
 class _PartMetrics(Collector):
-    """Metrics that are read from these sources at the time of a scrape."""
+    """Metrics read from these sources at the time of a scrape."""
 
     def __init__(self, metrics: Sequence[Metric], sources: Sequence[object]) -> None:
         self._metrics = metrics
@@ -170,7 +170,7 @@ class _PartMetrics(Collector):
 
 
 def _read_family(metric: Metric, sources: Sequence[object]) -> _Family | None:
-    """The metric as its source has it; None where that is not among these."""
+    """The metric as its source has it; None where the source is not among these."""
     found = next((one for one in sources if metric.of is not None and isinstance(one, metric.of)), None)
     if found is None:
         return None
@@ -189,7 +189,7 @@ class Metrics(Collector):
             for metric in METRICS
             if metric.type is MetricType.COUNTER and not metric.by_engine
         }
-        """Numbers that only grow, by label value; a single one is under ""."""
+        """Growing numbers, by label value; a single one is under ""."""
         self._histograms = {metric: _Histogram(metric) for metric in METRICS if metric.type is MetricType.HISTOGRAM}
         self._of_turns = _Counted(TurnReport, self._counts, self._histograms)
         self._of_sessions = _Counted(SessionReport, self._counts, self._histograms)
@@ -203,16 +203,16 @@ class Metrics(Collector):
     def bind(self, serving: Serving) -> None:
         """Set the source of the gauges. Before this a scrape leaves them out: absent is not zero.
 
-        It is read at each scrape, on its thread: what is read must be quick and not raise.
+        It is read at each scrape, on its thread: the reading must be quick and not raise.
         """
         self._serving = serving
 
     def show(self, metrics: Sequence[Metric], *sources: object) -> None:
-        """Show metrics of a part, which are read from these sources at each scrape, beside these."""
+        """Show metrics of a part, read from these sources at each scrape, beside these."""
         self._registry.register(_PartMetrics(metrics, sources))
 
     def turn_ended(self, report: TurnReport) -> None:
-        """Count a turn. Its stage `reply`, if it has one, is left to `reply_delivered`, so that it counts once."""
+        """Count a turn. Its stage `reply`, if it has one, is left to `reply_delivered`, to count once."""
         self._of_turns.add(report)
         self._histograms[STAGE].observe_each(report.stages_s, but=Stage.REPLY)
         if report.was_aborted:
@@ -232,7 +232,7 @@ class Metrics(Collector):
         self._counts[RETRIES]["joined" if joined else "redelivered"] += 1
 
     def session_ended(self, report: SessionReport) -> None:
-        """Count a session that ended."""
+        """Count an ended session."""
         self._of_sessions.add(report)
         self.waste.session_ended(report.group, report.num_tokens)
 
@@ -249,7 +249,7 @@ class Metrics(Collector):
         self._histograms[LOOP_LAG].observe(lag_s)
 
     def grammar_took(self, step: GrammarStep, durations_s: Iterable[float]) -> None:
-        """Count what the embedded engine did with grammars."""
+        """Count the embedded engine's work with grammars."""
         self._histograms[GRAMMAR].observe_all(durations_s, step)
 
     def drift_found(self, counts: Mapping[str, int]) -> None:
@@ -268,8 +268,8 @@ class Metrics(Collector):
     def exposition(self) -> tuple[bytes, str]:
         """Everything counted so far, as the body of an answer and its content type.
 
-        Takes about 2 ms and reads files under /proc, so it is work for a worker thread: no number is torn by that, but
-        a turn that ends meanwhile may be in one metric and not yet in another.
+        Takes about 2 ms and reads files under /proc, so it is work for a worker thread: no number is torn by this, but
+        a turn ending meanwhile may be in one metric and not yet in another.
         """
         return generate_latest(self._registry), CONTENT_TYPE_PLAIN_0_0_4
 
@@ -292,7 +292,7 @@ class Metrics(Collector):
 
 
 def _engines_family(metric: Metric, engines: Sequence[EngineStatus]) -> _Family:
-    """Collects the numbers of each engine. A single engine has no numbers that only a fleet counts."""
+    """Collects the numbers of each engine. A single engine has none of the numbers counted by a fleet alone."""
     return _family(
         metric,
         (([one.name, value], number) for one in engines for value, number in _numbers(metric, one).items()),

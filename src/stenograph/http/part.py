@@ -1,5 +1,5 @@
-"""A part: something that a server can do without. The command line names the parts (cli/parts.py); the core imports
-none, and loads of one what is asked for.
+"""A part: an optional piece of a server. The command line names the parts (cli/parts.py); the core imports none, and
+loads only the entries in use.
 """
 
 from dataclasses import dataclass
@@ -18,19 +18,19 @@ Kind = TypeVar("Kind")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One part. Each name that it gives is an entry, `module:name`, or empty where it has no such thing."""
+    """One part. Each name here is an entry, `module:name`, or empty where the part has no such thing."""
 
     name: str
     settings: str = ""
-    """The class of its settings, which is among the bases of a server's."""
+    """The class of its settings, one of the bases of a server's."""
     by: str = ""
-    """The setting without which its `tracing` and its `processes` are left out."""
+    """The setting to switch on its `tracing` and its `processes`; left out without it."""
     metrics: str = ""
-    """The metrics that it adds."""
+    """Its own metrics."""
     routes: tuple[str, ...] = ()
-    """The classes that have rows of routes, in the order of /openapi.json."""
+    """The classes with rows of routes, in the order of /openapi.json."""
     below: str = ""
-    """The path that its routes are at and below; empty: anywhere. They are made when a request comes there."""
+    """Its routes are at and below this path; empty: anywhere. They are made when a request comes there."""
     groups: str = ""
     """`(Late) -> Sequence[object]`: makes the objects of the classes of `routes`."""
     tracing: str = ""
@@ -39,7 +39,7 @@ class Part:
     """`(Settings) -> Processes`"""
 
     def is_wanted(self, settings: Settings) -> bool:
-        """Whether the settings ask for what it does from the start."""
+        """Whether the settings ask for it from the start."""
         return getattr(settings, self.by, None) is not None
 
 
@@ -62,6 +62,6 @@ class Core:
         return self.doorman.manager
 
     def settings_of(self, kind: type[Kind]) -> Kind:
-        """The settings of a part, which are among the server's."""
+        """The settings of a part, from among the server's."""
         assert isinstance(self.settings, kind), f"a server with this part has its settings, {kind.__name__}"
         return self.settings

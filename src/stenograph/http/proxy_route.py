@@ -1,6 +1,6 @@
 """Forwards the paths of an allow-list to the engine, unrecorded.
 
-If the engine is not a server, this server answers the paths that it can, and refuses the others.
+If the engine is not a server, this server answers the paths in its power, and refuses the others.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _NOT_FORWARDED = frozenset(
         "x-session-id", "x-smg-routing-key",
     }
 )  # fmt: skip
-"""Request headers that are between the client and this server: credentials, and what frames the body."""
+"""Request headers between the client and this server: credentials, and the body's framing."""
 
 
 def _may_be_forwarded(name: str) -> bool:
@@ -36,8 +36,8 @@ def _may_be_forwarded(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyRoute:
-    """The raw proxy of one server. `local` answers for engines that cannot be forwarded to. `own_paths` are those of a
-    session that this server owns, with their methods: another one is 405, whatever the allow-list says."""
+    """The raw proxy of one server. `local` answers for engines without forwarding. `own_paths` are this server's own
+    paths of a session, with their methods: another method is 405, even if the allow-list has the path."""
 
     manager: SessionManager
     doorman: Doorman
@@ -50,7 +50,7 @@ class ProxyRoute:
     holds_responses: bool
 
     async def of_session(self, request: Request) -> Response:
-        """`/sessions/{id}/{path}`. Raises as `_check`, then SessionNotFound, then what `_pass_on` raises."""
+        """`/sessions/{id}/{path}`. Raises as `_check`, then SessionNotFound, then as `_pass_on`."""
         path = request.path_params["path"].rstrip("/")
         self._check(request, path)
         session = await self.manager.sessions.look(request.path_params["id"])
@@ -68,7 +68,7 @@ class ProxyRoute:
         return await self._pass_on(request, path, affinity_key=None if session is None else session.id)
 
     def _check_not_held(self, request: Request, path: str) -> None:
-        """Raise MethodNotAllowed for another method on a response that is held."""
+        """Raise MethodNotAllowed for another method on a held response."""
         if self.holds_responses and re.fullmatch("v1/responses/[^/]+", path):
             raise MethodNotAllowed(request.method, request.url.path, allowed=("GET", "HEAD"))
 
@@ -80,7 +80,7 @@ class ProxyRoute:
             self.doorman.check_key(request.scope)
 
     async def _pass_on(self, request: Request, path: str, *, affinity_key: str | None) -> Response:
-        """Raises Forbidden for a path that is not on the list, RouteNotFound for one that this engine does not have."""
+        """Raises Forbidden for a path outside the list, RouteNotFound for one unknown to this engine."""
         if path not in self.allowed:
             raise Forbidden(
                 f"{path[:80]!r} is neither a route of this server nor passed on to the engine (--proxy-allow)."
@@ -112,7 +112,7 @@ class ProxyRoute:
     async def _exchange(self, work: Coroutine[None, None, ForwardedAnswer], request: Request) -> ForwardedAnswer:
         """Wait for the engine, as long as the client waits and no longer than a turn may take.
 
-        Raises ClientGone, UpstreamTimeout, and what the engine's `forward` raises.
+        Raises ClientGone, UpstreamTimeout, and as the engine's `forward`.
         """
         forwarding = asyncio.get_running_loop().create_task(work, name="forward")
         link = delivery_of(request.scope)

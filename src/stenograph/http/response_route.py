@@ -1,4 +1,4 @@
-"""`GET …/responses/{response}`: a response that a session holds, written anew from its record. A Starlette endpoint."""
+"""`GET …/responses/{response}`: a response held by a session, written anew from its record. A Starlette endpoint."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class HeldResponses:
         needs=Needs.TOKEN,
     )
     async def get(self, request: Request) -> Response:
-        """`GET /sessions/{id}/v1/responses/{response}`, and the same on the session that a header names."""
+        """`GET /sessions/{id}/v1/responses/{response}`, and the same on a header's session."""
         check_query(request)
         session = await self.doorman.session_of(request.scope, wakes=False)
         if session is None:

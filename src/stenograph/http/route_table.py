@@ -1,5 +1,5 @@
-"""The table of all routes but the turns, in the order of /openapi.json: the classes that have the core's rows, then
-those of the parts."""
+"""The table of all routes but the turns, in the order of /openapi.json: the classes with the core's rows, then those of
+the parts."""
 
 from functools import cache
 

@@ -26,7 +26,7 @@ _OBJECT = msgspec.json.Decoder(dict[str, Raw])
 _HINTS = {"dp_rank": RoutingHint.DP_RANK} | dict.fromkeys(
     ("prefill_dp_rank", "bootstrap_host", "bootstrap_port", "bootstrap_room"), RoutingHint.DISAGGREGATION
 )
-"""Fields of `Routing` that not every engine takes, by kind."""
+"""Fields of `Routing` refused by some engines, by kind."""
 _TAKEN_BY = {
     RoutingHint.DP_RANK: "data-parallel rank: sglang, sglang-generate and vllm do",
     RoutingHint.DISAGGREGATION: "hints for prefilling apart: sglang and sglang-generate do",
@@ -34,10 +34,10 @@ _TAKEN_BY = {
 
 
 def with_hints(decoded: Decoded, scope: Scope, doorman: Doorman, capabilities: Capabilities) -> Decoded:
-    """A request with the hint of its header, which goes before its body's, and is recorded.
+    """A request with the hint of its header, recorded; the header's hint goes before its body's.
 
     Raises Unauthorized or Forbidden, where the server has keys and the request carries none of them, and
-    InvalidRequest: a header that is no rank, a hint that the engine does not take, one room for several prompts.
+    InvalidRequest: a header other than a rank, a hint refused by the engine, one room for several prompts.
     """
     request, record = decoded
     routing, rank = request.routing or Routing(), _rank_of(headers_of(scope).get(RANK_HEADER))

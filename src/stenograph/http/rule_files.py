@@ -1,5 +1,5 @@
-"""The files that settings name: rules for requests, the sampling of all sessions, keys of engines. Read, or refused
-with a line."""
+"""The files named in settings: rules for requests, the sampling of all sessions, keys of engines. Read, or refused with
+a line."""
 
 import re
 import tomllib
@@ -18,7 +18,7 @@ from stenograph.trajectory.canonical import Canonical
 
 
 class SideRules(NamedTuple):
-    """The rules of sessions: those that label requests, those that rewrite them, and which of these are chosen."""
+    """The rules of sessions: to label requests, to rewrite them, and the chosen ones of these."""
 
     kinds: KindRules
     rewrites: RewriteRules
@@ -84,7 +84,7 @@ def engine_keys_of(settings: Settings) -> Mapping[str, str]:
 
 
 def check_files(settings: Settings) -> None:
-    """Read the files that settings name: a bad one ends the start before a model is loaded. Raises StartupError."""
+    """Read the files named in settings: a bad one ends the start before a model is loaded. Raises StartupError."""
     sampling_of(settings)
     engine_keys_of(settings)
     side_rules_of(settings)

@@ -43,9 +43,9 @@ log = logging.getLogger(__name__)
 
 
 class Server(uvicorn.Server):
-    """uvicorn, with our signals, which drain, and a word when it listens.
+    """uvicorn, with our signals (they drain), and a word when it listens.
 
-    `ended_by` is the first signal that came, None before one.
+    `ended_by` is the first signal, None before one.
     """
 
     def __init__(
@@ -189,10 +189,10 @@ async def serve(
     parts: tuple[Part, ...],
     processes: Processes | None = None,
 ) -> signal.Signals | None:
-    """Run the server until SIGTERM or SIGINT, and return which it was; raises StorageLost if its store has failed.
+    """Run the server until SIGTERM or SIGINT, and return the signal; raises StorageLost if its store has failed.
 
-    `announce` gets one line when it is ready, `progress` long work before. `parts` are what it has beside the
-    core. `processes` None: the server has one. Raises StartupError if it does not start.
+    `announce` gets one line when it is ready, `progress` long work before. `parts` stand beside the core. `processes`
+    None: the server has one. Raises StartupError if it does not start.
     """
     clock = SystemClock()
     check_files(settings)

@@ -1,4 +1,4 @@
-"""The options of a session whose creator leaves them out, as the server's settings have them."""
+"""The options of a session if its creator leaves them out, as the server's settings have them."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from stenograph.trajectory.matching import Matcher, load_matcher
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionDefaults:
-    """The options of a session whose creator leaves them out."""
+    """The options of a session if its creator leaves them out."""
 
     history: HistoryKind
     after_length: AfterLength
@@ -33,7 +33,7 @@ class SessionDefaults:
     compat: Compat | None
 
     def support_of(self, asked: bool | None, engine: Capabilities) -> bool:
-        """Whether supports are recorded. Raises InvalidRequest for what the engine does not report."""
+        """Whether supports are recorded. Raises InvalidRequest if the engine does not report them."""
         if asked and not engine.reports_support:
             raise InvalidRequest(
                 f"support: the engine {engine.engine} does not report which ids could be sampled.", param="/support"
@@ -41,7 +41,7 @@ class SessionDefaults:
         return self.support if asked is None else asked
 
     def canonical_of(self, choice: str | None, rules: RewriteRules) -> Canonical:
-        """The rules that rewrite its requests. Raises InvalidRequest for unknown ones."""
+        """The rules to rewrite its requests. Raises InvalidRequest for unknown ones."""
         try:
             return self.canonical if choice is None else rules.chosen(choice)
         except UnknownRewrite as error:
@@ -49,8 +49,8 @@ class SessionDefaults:
             raise InvalidRequest(f"canonical: {error}.{hint}", param="/canonical") from error
 
     def salt_of(self, asked: str | None, engine: Capabilities, version: str | None) -> CacheSalt:
-        """The salt of a session that begins under weights `version`. Raises InvalidRequest for what the engine cannot
-        do."""
+        """The salt of a session begun under weights `version`. Raises InvalidRequest if the engine cannot keep to
+        it."""
         policy = SaltPolicy(asked or self.cache_salt)
         if policy is SaltPolicy.PIN and policy not in engine.salt_policies:
             raise InvalidRequest(
@@ -63,7 +63,7 @@ class SessionDefaults:
 
 def session_defaults(settings: Settings, canonical: Canonical) -> SessionDefaults:
     """The settings' own. Raises StartupError for a matcher or a file of sampling that cannot be loaded, or a history
-    that is against the contract to keep to."""
+    against the contract."""
     is_miles = settings.compat is Compat.MILES
     if is_miles and settings.history is HistoryKind.TREE:
         raise StartupError("compat miles makes sessions linear: leave history tree out, or compat")

@@ -23,7 +23,7 @@ from stenograph.trajectory.matching import load_matcher
 def services_of(
     settings: Settings, engine: Engine, renderer: Renderer, pool: CpuPool, share: LoopShare, clock: Clock
 ) -> TurnServices:
-    """The services of all turns. Raises StartupError for a file of rules that cannot be read."""
+    """The services of all turns. Raises StartupError for an unreadable file of rules."""
     rules = side_rules_of(settings)
     return TurnServices(
         engine=engine,

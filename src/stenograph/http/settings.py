@@ -1,4 +1,4 @@
-"""The settings of the HTTP server, and `Settings`: all settings that a server starts with."""
+"""The settings of the HTTP server, and `Settings`: all settings at a server's start."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from stenograph.store.settings import StoreSettings
 from stenograph.text.settings import RenderSettings
 
 KEYS = texts(r"[!-+\--~]+", "keys of visible ASCII without commas")
-"""The characters of a key that can stand in a header: visible ASCII. The comma separates keys in the environment."""
+"""The characters allowed for a key in a header: visible ASCII. The comma separates keys in the environment."""
 
 PATHS = texts(
     r"[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*",
@@ -120,4 +120,4 @@ class Settings(
     OffloadSettings,
     ModelSettings,
 ):
-    """All settings that a server starts with, each room's side by side. Never changed."""
+    """All settings at a server's start, each room's side by side. Never changed."""

@@ -1,7 +1,7 @@
 """The routes that make turns, as raw ASGI: socket to turns, turns to socket. Dialects own the content.
 
 A handler watches turns; the manager runs them. However the handler ends, it leaves its watch, and the last watcher's
-leaving stops what still runs. The terminal event of a stream is sent after the commit.
+leaving stops the turns still running. The terminal event of a stream is sent after the commit.
 """
 
 import logging
@@ -55,16 +55,16 @@ REMAINING = "x-stenograph-remaining-tokens"
 SESSION_REMAINING = "x-stenograph-session-remaining-tokens"
 
 OPENAIS_OWN = frozenset({CHAT, COMPLETIONS})
-"""The dialects that the miles session server speaks too."""
+"""The dialects of the miles session server too."""
 
 OUR_HEADERS = frozenset({"x-request-id", "server-timing", REMAINING, SESSION_REMAINING})
-"""Headers of a reply that no engine's replace."""
+"""Headers of a reply, never replaced by an engine's."""
 
 log = logging.getLogger(__name__)
 
 
 class RequestPath(Struct, frozen=True, kw_only=True, gc=False):
-    """The parts of a request's path: its session, if it names one, the rest as `route`, and that one's named groups.
+    """The parts of a request's path: its session, if it names one, the rest as `route`, and the route's named groups.
     `trace` is the request's, where traces are made."""
 
     session_id: str | None
@@ -75,9 +75,9 @@ class RequestPath(Struct, frozen=True, kw_only=True, gc=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRoute:
-    """One dialect's turns on one server. `sought_headers` are those that rules look at, in lower case.
+    """One dialect's turns on one server. `sought_headers` are the headers read by rules, in lower case.
 
-    `as_miles`: sessions that do not say otherwise keep to the miles session server's contract.
+    `as_miles`: by default sessions keep to the miles session server's contract.
     """
 
     dialect: Dialect
@@ -94,7 +94,7 @@ class TurnRoute:
     as_miles: bool = False
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, path: RequestPath) -> None:
-        """Serve one request, which came to `path`."""
+        """Serve one request to `path`."""
         stages = StageTimes(start=self.clock.monotonic())
         reading = _Reading(NO_NOTE, as_miles=self.as_miles)
         await self.body_slots.small()
@@ -234,7 +234,7 @@ class TurnRoute:
         )
 
     async def _wait(self, watch: Watch, writer: StreamWriter, send: Send, pulse: Pulse) -> list[StreamPiece] | None:
-        """The first pieces of a turn that takes long to begin; meanwhile its client gets signs of life."""
+        """The first pieces of a turn with a slow beginning; meanwhile its client gets signs of life."""
         pieces: list[StreamPiece] | None = []
         while pieces == []:
             await _send_piece(send, writer.alive(watch.prompts))
@@ -269,16 +269,16 @@ class TurnRoute:
             await _send_piece(send, piece)
 
     async def _joined(self, pieces: Iterator[bytes]) -> bytes:
-        """Content that is made in pieces, and sent at once."""
+        """Content made in pieces, and sent at once."""
         return b"".join([piece async for piece in self.share.pieces(pieces)])
 
     async def _send_turn_error(self, send: Send, error: StenographError, note: LedgerNote, watch: Watch) -> None:
-        """Send the error of a turn, which names it, as the log does."""
+        """Send the error of a turn, with the turn's name, as in the log."""
         reading = _Reading(note, spelling=watch.spelling, as_miles=watch.options.as_miles)
         await self._send_error(send, error, reading, request_id=str(watch.request_id))
 
     def _answered(self, note: LedgerNote, outcome: TurnOutcome) -> None:
-        """Note a reply, and the limit that it is empty for. Only the first time counts."""
+        """Note a reply, and the limit behind an empty one. Only the first time counts."""
         if note.is_open and outcome.spent is not None:
             self.metrics.limit_hit(outcome.spent.limit)
         note.answered(outcome)
@@ -297,8 +297,8 @@ class TurnRoute:
 
 
 class _Reading(Struct):
-    """A request that may yet be refused: its row in the ledger, the client's names for its fields once it is decoded,
-    and whether its session's errors are those of miles."""
+    """A request before its acceptance: its row in the ledger, the client's names for its fields once it is decoded, and
+    whether its session's errors are miles' own."""
 
     note: LedgerNote
     spelling: Spelling | None = None
@@ -316,7 +316,7 @@ def _identity(headers: Mapping[bytes, bytes], path: RequestPath, body: bytes) ->
 
 
 def sought_headers(headers: Mapping[bytes, bytes], sought: frozenset[bytes]) -> dict[str, str]:
-    """The headers that rules look at."""
+    """The headers read by rules."""
     if sought.isdisjoint(headers):
         return {}
     return {name.decode(): headers[name].decode("latin-1") for name in headers.keys() & sought}

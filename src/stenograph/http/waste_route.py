@@ -1,4 +1,4 @@
-"""`GET /waste`: what became of sampled tokens, by group and in all. A Starlette endpoint."""
+"""`GET /waste`: the fate of sampled tokens, by group and in all. A Starlette endpoint."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

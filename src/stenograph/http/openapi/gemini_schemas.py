@@ -1,4 +1,4 @@
-"""Narrows the schemas of Gemini's requests to what the server accepts, as far as JSON Schema can say it. Pure."""
+"""Narrows the schemas of Gemini's requests to the accepted ones, as far as JSON Schema can say it. Pure."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +21,7 @@ _MAYBE_THOUGHT: Schema = {"thought": {"type": ["boolean", "null"]}}
 
 
 def narrow_gemini(schemas: dict[str, Schema], unknown_fields: UnknownFields) -> None:
-    """Narrow the schemas of a Gemini request, which are made from its structs."""
+    """Narrow the schemas of a Gemini request, made from its structs."""
     for struct in dict.fromkeys(STRUCTS.values()):
         schema = schemas[struct.__name__.removeprefix("Wire")]
         for field in msgspec.structs.fields(struct):

@@ -1,4 +1,4 @@
-"""The schemas of Responses' items and tools: the rules that their decoder checks by the type of each. Pure.
+"""The schemas of Responses' items and tools: the rules of their decoder by the type of each. Pure.
 
 A request's input and tools are bytes in its struct, decoded one by one; here each type has its own schema.
 """
@@ -67,7 +67,7 @@ _ROLES = ["user", "assistant", "system", "developer"]
 
 
 def describe_responses(schemas: dict[str, Schema]) -> None:
-    """Add what the structs keep as bytes, and the rules of each type."""
+    """Add the fields kept as bytes in the structs, and the rules of each type."""
     _describe_items(schemas)
     _describe_tools(schemas)
     request: Schema = schemas["ResponsesRequest"]
@@ -133,7 +133,7 @@ def _describe_tools(schemas: dict[str, Schema]) -> None:
 
 
 def _found_tool() -> Schema:
-    """A tool that a search has found: one that would be shown, or a hosted one, which is left alone."""
+    """A tool found by a search: one to be shown, or a hosted one, left alone."""
     hosted: Schema = {"type": "object", "properties": {"type": {"enum": list(HOSTED)}}, "required": ["type"]}
     return {"anyOf": [*map(_ref, _TOOL_TYPES), hosted]}
 

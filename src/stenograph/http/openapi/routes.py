@@ -1,5 +1,5 @@
-"""Every operation of /openapi.json, in its order: the rows of the routes, the turns (turns.py), what is passed on to
-the engine. Pure: facts of a server to rows. A test compares them with the routes that are really bound.
+"""Every operation of /openapi.json, in its order: the rows of the routes, the turns (turns.py), the paths passed on to
+the engine. Pure: facts of a server to rows. A test compares them with the routes really bound.
 """
 
 from collections.abc import Iterator
@@ -14,18 +14,18 @@ from stenograph.http.route import ANY, SESSION_HEADER, STORED, Needs, Route, ses
 from stenograph.http.route_table import rows
 
 _LOCAL = ("GET /v1/models", "POST /tokenize", "POST /detokenize")
-"""Routes that this server answers also where an engine that is no server is asked on a session."""
+"""Routes answered by this server also on a session, if its engine is no server."""
 
 
 def operations(described: Described) -> Iterator[Route]:
-    """Every method of every path that the server has, `HEAD` aside."""
+    """Every method of every path of the server, `HEAD` aside."""
     yield from (row for row in rows(described.parts) if row.method != "HEAD")
     yield from (replace(turn, needs=Needs.TOKEN) for turn in turn_operations(described))
     yield from _forwarded(described) if described.forwards else _answered_locally(described)
 
 
 def _forwarded(described: Described) -> Iterator[Route]:
-    """The allow-list's paths, which go to the engine as they come: on a session, those of `/v1/` also without one."""
+    """The allow-list's paths, passed on to the engine as they come: on a session, those of `/v1/` also without one."""
     all_rows = rows(described.parts)
     own, on_session, turns = {row.name for row in all_rows}, session_paths(all_rows), turn_paths(described)
     for entry in described.proxy_allow:
@@ -47,7 +47,7 @@ def _forwarded(described: Described) -> Iterator[Route]:
 
 
 def _answered_locally(described: Described) -> Iterator[Route]:
-    """The allow-list's paths on a session that this server answers itself, because its engine is no server."""
+    """The allow-list's paths on a session answered by this server itself, because its engine is no server."""
     for model in (row for row in rows(described.parts) if row.name in _LOCAL):
         path = "/sessions/{id}" + model.path
         if model.path.removeprefix("/") in described.proxy_allow:

@@ -1,4 +1,4 @@
-"""The turns' operations in /openapi.json, of every dialect, with the errors that each may end with. Pure."""
+"""The turns' operations in /openapi.json, of every dialect, with each one's possible errors. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -135,7 +135,7 @@ _TURN_HEADERS: dict[str, Schema] = {
 
 
 def _turns(described: Described) -> Iterator[Route]:
-    """OpenAI chat, completions and responses: each on the session of its path, and on that of a header."""
+    """OpenAI chat, completions and responses: each on the session of its path, and on a header's."""
     chat = _turn_answers(described, ChatCompletion, ChatCompletionChunk)
     completion = _turn_answers(described, TextCompletion, TextCompletion)
     for what, id_, path, body, answers in (
@@ -165,7 +165,7 @@ def _turns(described: Described) -> Iterator[Route]:
 
 
 def _messages() -> Iterator[Route]:
-    """Anthropic's Messages and the counting of tokens: each on the session of its path, and on that of a header."""
+    """Anthropic's Messages and the counting of tokens: each on the session of its path, and on a header's."""
     aborted: Schema = {"description": "`abort` of a reply that was aborted.", "schema": {"const": "abort"}}
     reply: Schema = {
         "description": "The reply. A stream has Anthropic's events, `message_stop` the last. One that fails ends with"
@@ -218,7 +218,7 @@ _GEMINI_CONTENT: dict[str, dict[str, Schema]] = {
 
 
 def _gemini() -> Iterator[Route]:
-    """Gemini's methods: each on the session of its path, and on that of a header. `/v1/models/…` is the same."""
+    """Gemini's methods: each on the session of its path, and on a header's. `/v1/models/…` is the same."""
     for prefix, suffix, where in (
         ("/sessions/{id}", "OnSession", "on a session"),
         ("", "", "on the session that a header names, or none"),
@@ -254,7 +254,7 @@ _GEMINI = tuple(_gemini())
 
 
 def _turn_answers(described: Described, whole: type, event: type) -> dict[str, Schema]:
-    """A turn's reply. An engine that is a server may write it itself, or refuse in its own words."""
+    """A turn's reply. An engine's server may write it itself, or refuse in its own words."""
     reply: dict[str, Schema] = {JSON: {"schema": {"type": "object"}}} if described.forwards else in_json(whole)
     answers: dict[str, Schema] = {
         "200": {
@@ -271,7 +271,7 @@ def _turn_answers(described: Described, whole: type, event: type) -> dict[str, S
 
 
 def _response_answers(described: Described) -> dict[str, Schema]:
-    """A response, which this server writes, whatever the engine."""
+    """A response, written by this server with any engine."""
     answers = _turn_answers(described, ResponseBody, ResponseEvent)
     reply = answers["200"]
     reply["description"] = (
@@ -283,7 +283,7 @@ def _response_answers(described: Described) -> dict[str, Schema]:
 
 
 def turn_operations(described: Described) -> Iterator[Route]:
-    """Every turn, the counting of its tokens, and the reading of one that a session holds."""
+    """Every turn, the counting of its tokens, and the reading of one held by a session."""
     yield from _turns(described)
     if DialectKind.ANTHROPIC in described.dialects:
         yield from _messages()
@@ -294,5 +294,5 @@ def turn_operations(described: Described) -> Iterator[Route]:
 
 
 def turn_paths(described: Described) -> set[str]:
-    """Paths below `/v1/` that the server's own turns have."""
+    """Paths below `/v1/` of the server's own turns."""
     return {path for path, kind in _TURN_PATHS.items() if kind in described.dialects}
