@@ -26,7 +26,7 @@ class EngineList(TypedDict):
 
 
 class EngineLeft(TypedDict):
-    """An engine no longer asked."""
+    """An engine that is not asked any more."""
 
     name: str
     removed: Literal[True]
