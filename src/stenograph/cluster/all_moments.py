@@ -1,6 +1,6 @@
-"""The moment of a server of several processes, merged from those of all that answer; the others are counted as away.
+"""The moment of a server of several processes, merged from those of all answering ones; the others are counted as away.
 
-While somebody watches here, each other worker sends its moments by one stream, however many watch. A worker that ends
+While somebody watches here, each other worker sends its moments by one stream, however many watch. An ended worker
 is away from then on, and is asked again until it is back.
 """
 
@@ -16,15 +16,15 @@ from stenograph.http.processes import EVERY_S, FRESH_S, Board
 NOW_PATH, WATCH_PATH = "/workers/now", "/workers/watch"
 
 ANSWER_S = 2.0
-"""Longest time that a worker may take to say what runs; one that takes longer is away."""
+"""Longest time for a worker to report its turns; a slower one is away."""
 STALE_S = 5.0
-"""A worker that has said nothing for so long is away, although its connection is there."""
+"""A worker silent for so long is away, although its connection is there."""
 AGAIN_S = 2.0
-"""Between two questions to a worker that is away."""
+"""Between two questions to an absent worker."""
 
 
 class AllMoments:
-    """The moments of all workers, of which `board` is this one's. Close it at the end."""
+    """The moments of all workers; `board` is this one's. Close it at the end."""
 
     def __init__(self, board: Board, peers: Peers, *, own: int) -> None:
         self.board = board
@@ -34,7 +34,7 @@ class AllMoments:
         """The last words of the others, each with its time."""
         self._merged: tuple[float, bytes] | None = None
         self.num_watching = 0
-        """Streams that are watched here."""
+        """Streams watched here."""
         self._following: list[asyncio.Task[None]] = []
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -84,7 +84,7 @@ class AllMoments:
             task.cancel()
 
     def _read(self) -> bytes:
-        """The moment, or that of half a second ago."""
+        """The moment, or the one of half a second ago."""
         now_s = asyncio.get_running_loop().time()
         if self._merged is None or now_s - self._merged[0] >= FRESH_S:
             there = [said for at_s, said in self._said.values() if now_s - at_s < STALE_S]

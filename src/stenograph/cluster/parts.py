@@ -1,8 +1,8 @@
-"""The sessions of all processes, for an answer of many: each makes the parts of those that it has, and deletes them.
+"""The sessions of all processes, for an answer of many: each makes the parts of its own sessions, and deletes them.
 
-Whoever takes the request asks for one part after the other, and reads it as its client takes it; so no process is ahead
-by more than the buffers of a socket, and a client that leaves ends the one part that is made. A process is asked with
-the keys of whoever asked here. The list of all is in the database that servers share; without one each worker has its
+The process of the request asks for one part after the other, and reads it as its client takes it; so no process is
+ahead by more than the buffers of a socket, and a leaving client ends the one part in the making. A process is asked
+with the asker's keys. The list of all is in the shared database; without one each worker has its
 own.
 """
 
@@ -33,8 +33,8 @@ _NO_ASKER: Scope = {"headers": [], "query_string": b""}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedParts:
-    """The sessions of a database, for the request `asker`. `peer_of` says which other process has one. `own` reads all
-    of them, and writes the errors of those whose process cannot be asked."""
+    """The sessions of a database, for the request `asker`. `peer_of` names the other process of one. `own` reads all
+    of them, and writes the errors of those without a reachable process."""
 
     own: OwnParts
     peers: Peers
@@ -49,7 +49,7 @@ class SharedParts:
         return self.own.ids(wanted)
 
     def points(self) -> AsyncGenerator[RolloutPoint | None, None]:
-        """As the database has them, but for those that this process has."""
+        """As the database has them, but for this process's own."""
         return self.own.points()
 
     async def rollout(self, session_id: str) -> RolloutFacts | None:
@@ -62,8 +62,8 @@ class SharedParts:
 
     @asynccontextmanager
     async def part(self, session_id: str, wire: BulkSamplesRequest) -> AsyncGenerator[OneAnswer, None]:
-        """The part as whoever has the session makes it, or as it is read here if nobody has; an error in its place
-        where that process cannot be asked."""
+        """The part from the session's process, or as it is read here if it has none; an error in its place
+        where the process cannot be asked."""
         async with AsyncExitStack() as stack:
             try:
                 peer = await self.peer_of(session_id)
@@ -106,17 +106,17 @@ class SharedParts:
             raise WorkerUnavailable(f"{named(peer)} did not delete a session: {status}.")
 
     async def _deleted(self, peer: Peer, session_id: str, *more: tuple[bytes, bytes]) -> int:
-        """The answer to a deletion by the process that has the session. Raises WorkerUnavailable."""
+        """The answer to a deletion by the session's process. Raises WorkerUnavailable."""
         target, headers = for_asker(self.asker, f"/sessions/{session_id}")
         return (await self.peers.ask(peer, "DELETE", target, [*headers, *more], timeout_s=self.timeout_s)).status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerParts(SharedParts):
-    """The sessions of a server of several workers, each of which knows its own."""
+    """The sessions of a server of several workers; each knows its own."""
 
     async def ids(self, wanted: SessionFilter) -> AsyncGenerator[str, None]:
-        """The lists of all workers, merged by the time at which sessions were opened."""
+        """The lists of all workers, merged by the sessions' opening times."""
         asked = msgspec.json.encode(wanted)
         async with AsyncExitStack() as stack:
             lists: list[AsyncGenerator[bytes, None]] = []

@@ -1,8 +1,8 @@
-"""The connection of another worker that passes a client's request on: the client's connection, one step further away.
+"""The connection of another worker, to pass a client's request on: the client's connection, one step further away.
 
-It begins with a line that names the client (the PROXY protocol, version 1), is greeted with one byte, and carries the
-client's requests and their answers as they are. Between two requests one byte says that the last answer has left for
-the client, its last byte included; a client that hangs up closes the connection. A connection without the line is
+It begins with a line naming the client (the PROXY protocol, version 1), is greeted with one byte, and carries the
+client's requests and their answers as they are. Between two requests one byte says: the last answer has left for
+the client, its last byte included. A client's hanging up closes the connection. A connection without the line is
 another worker's own: it asks on its own behalf.
 """
 
@@ -26,7 +26,7 @@ _FOR_EVER_S = 10.0**9
 
 
 def client_line(client: tuple[str, int] | None, server: tuple[str, int | None] | None) -> bytes:
-    """The line that names a client and the address that it came to."""
+    """The line with a client and the address it came to."""
     if client is None or server is None:
         return b"PROXY UNKNOWN\r\n"
     family = "TCP6" if ":" in client[0] else "TCP4"
@@ -39,7 +39,7 @@ def is_passed_on(scope: Scope) -> bool:
 
 
 def is_workers_own(scope: Scope) -> bool:
-    """Whether a worker of the server asks on its own behalf: not for a client whose request it passes on."""
+    """Whether a worker of the server asks on its own behalf: not to pass on a client's request."""
     return _PEER in scope.get("extensions", {})
 
 
@@ -64,7 +64,7 @@ class PeerConnection(ClientConnection):
             super().data_received(data)
 
     def _take_head(self, data: bytes) -> Bytes:
-        """Take bytes of a head. Before it, in one read with the body that an early answer did not wait for, there may
+        """Take bytes of a head. Before it, in one read with the rest of a body answered early, there may
         be word that the last answer has left."""
         if data[:1] != DELIVERED:
             return super()._take_head(data)
@@ -75,7 +75,7 @@ class PeerConnection(ClientConnection):
         return data[1:]
 
     def _close_answered(self) -> None:
-        """Close, unless it is a client's: the other worker reads that the answer is the last, says when it has left,
+        """Close, unless it is a client's: the other worker reads that the answer is the last, reports its departure,
         and closes then."""
         if not self._is_clients:
             super()._close_answered()
@@ -88,7 +88,7 @@ class PeerConnection(ClientConnection):
             super().shutdown()
 
     def _take_line(self, data: bytes) -> bytes:
-        """Take the line that may stand before the first request; give back what follows it."""
+        """Take the optional line before the first request; give back the bytes after it."""
         if not b"PROXY ".startswith(data[:6]):
             self._line = None
             return data

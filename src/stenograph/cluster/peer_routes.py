@@ -1,4 +1,4 @@
-"""The routes that workers of one server ask each other by, each about what is its own. A client's request never gets
+"""The routes between the workers of one server, each about its own sessions and turns. A client's request never gets
 here, by whichever worker it is passed on. Starlette endpoints.
 """
 
@@ -61,7 +61,7 @@ class PeerRoutes:
         return json_response(await self.openings.find(request.headers[KEY_HEADER], await request.body()))
 
     async def ids(self, request: Request) -> Response:
-        """The ids of the sessions that pass a filter, oldest first, each with its time: a line for each."""
+        """The ids of the sessions within a filter, oldest first, each with its time: a line for each."""
         wanted = msgspec.json.decode(await request.body(), type=SessionFilter)
         return ClosedStream(delivery_of(request.scope), self._lines(wanted))
 
@@ -118,7 +118,7 @@ class PeerRoutes:
         return json_response("")
 
     async def abort(self, request: Request) -> Response:
-        """End every turn of this worker with what it has; says how many there were."""
+        """End every turn of this worker with its tokens so far; says how many there were."""
         return json_response(await self.sync.abort_all())
 
 

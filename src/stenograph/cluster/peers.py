@@ -1,5 +1,5 @@
 """One process's questions to others, by HTTP: to the workers of its server, itself among them, each over its own
-socket, and to the servers that share its database.
+socket, and to the other servers on its database.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from stenograph.core.errors import WorkerUnavailable
 from stenograph.http.auth import KEY_HEADERS, PASSED_ON, keys_in_query
 
 CONNECT_TIMEOUT_S = 1.0
-"""Longest time that another server may take to take a connection."""
+"""Longest time for another server to take a connection."""
 
 Peer = int | str
 """Another process: a worker of this server by its number, or another server by its address."""
@@ -24,12 +24,12 @@ Peer = int | str
 Headers = Sequence[tuple[bytes, bytes]]
 
 DROPPED = frozenset({"content-length", "transfer-encoding", "connection", "keep-alive", "host", "expect"})
-"""Headers that frame a message, and the host, which is passed on apart."""
+"""Headers framing a message, and the host, passed on apart."""
 
 _CREDENTIALS = frozenset({b"authorization", *(name.encode() for name in KEY_HEADERS)})
 
 _OWN_HEADERS = ("user-agent", "accept", "content-type", "accept-encoding")
-"""Headers that aiohttp would add."""
+"""Headers added by aiohttp unless told not to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class PeerAnswer:
 
 
 class PeerStream:
-    """Another process's answer while it comes. `where` begins the sentence that it does not answer."""
+    """Another process's answer while it comes. `where` begins the error's sentence if it does not answer."""
 
     def __init__(self, where: str, response: aiohttp.ClientResponse) -> None:
         self._where = where
@@ -109,7 +109,7 @@ class Peers:
     async def ask_all(
         self, method: str, target: str, headers: Headers = (), body: bytes = b"", *, timeout_s: float
     ) -> list[PeerAnswer | WorkerUnavailable]:
-        """Ask all workers at once; the answer of each, in order, or the reason for which it has none."""
+        """Ask all workers at once; the answer of each, in order, or the reason for having none."""
 
         async def one(worker: int) -> PeerAnswer | WorkerUnavailable:
             try:
@@ -123,8 +123,8 @@ class Peers:
     async def reading(
         self, peer: Peer, target: str, body: bytes, headers: Headers = (), *, timeout_s: float | None = None
     ) -> AsyncGenerator[PeerStream, None]:
-        """Post to one for an answer that is read as it comes, and no faster than its reader takes it. One that has
-        ended is WorkerUnavailable, also in the middle, and so is any answer but 200."""
+        """Post to one for an answer read as it comes, and no faster than its reader takes it. An ended one
+        is WorkerUnavailable, also in the middle, and so is any answer but 200."""
         async with self._asked(peer, "POST", target, headers, body, timeout_s) as response:
             if response.status != 200:
                 raise WorkerUnavailable(f"{named(peer)} answered {target} with {response.status}.")
@@ -173,8 +173,8 @@ class Peers:
 
 
 def for_asker(asker: Scope, target: str, passed_on: str = "1") -> tuple[str, list[tuple[bytes, bytes]]]:
-    """The target and headers of a question on behalf of whoever asked here, with the keys of that request. `passed_on`
-    is the session that it is about, where nothing else names it."""
+    """The target and headers of a question on behalf of the asker here, with the keys of its request. `passed_on`
+    is the session in question, where nothing else names it."""
     key = keys_in_query(asker["query_string"])
     sent = [pair for pair in asker["headers"] if pair[0] in _CREDENTIALS]
     sent += [(PASSED_ON, passed_on.encode()), (b"content-type", b"application/json")]
@@ -189,5 +189,5 @@ def named(peer: Peer) -> str:
 
 
 def _away(where: str, error: BaseException) -> WorkerUnavailable:
-    """The error for another process that does not answer."""
+    """The error for another process without an answer."""
     return WorkerUnavailable(f"{where} does not answer: {error or 'it is away'}.", retry_after_s=1.0)

@@ -13,7 +13,7 @@ from stenograph.store.folder import NUM_FILES
 class WorkerPlace:
     """One of several workers. `sockets` are the addresses of all, in order; `listener` listens at its own.
 
-    `engine` is the socket of the embedded engine that all share; None where engines have addresses of their own.
+    `engine` is the socket of the shared embedded engine; None where engines have addresses of their own.
     """
 
     number: int
@@ -29,7 +29,7 @@ class WorkerPlace:
 
     @property
     def last(self) -> int | None:
-        """The owner that this worker was in its life before, whose sessions nobody has any more; as `OwnerSeat`."""
+        """This worker's owner in its life before; nobody has its sessions any more. As `OwnerSeat`."""
         return self.page.owner(self.number) or None
 
     def taken(self, owner: int) -> None:
@@ -38,15 +38,15 @@ class WorkerPlace:
 
     @property
     def digits(self) -> str:
-        """The beginning of its new sessions' ids, which is the name of their file."""
+        """The beginning of its new sessions' ids: the name of their file."""
         return f"{self.number:02x}"
 
     @property
     def files_before(self) -> list[int]:
-        """The numbers of all files that workers before it may have."""
+        """The numbers of all possible files of the workers before it."""
         return [number for number in range(NUM_FILES) if number % len(self.sockets) < self.number]
 
     def files(self, there: list[int]) -> list[int]:
-        """The numbers of the files that it opens: its own, and of those that are there which belong to it."""
+        """The numbers of the files to open: its own, and the present ones belonging to it."""
         own = {number for number in there if number % len(self.sockets) == self.number}
         return [self.number, *sorted(own - {self.number})]

@@ -16,7 +16,7 @@ from stenograph.core.errors import StartupError
 from stenograph.core.settings import ENV_PREFIX
 
 STOP_S = 60.0
-"""Longest time that a server may take to stop; then it is killed."""
+"""Longest time for a server to stop; then it is killed."""
 
 LAST_LINES_S = 5.0
 """Longest wait for an ended server's last lines."""
@@ -25,7 +25,7 @@ _READY = re.compile(r"stenograph ready at http")
 
 
 class ServerProcess:
-    """A server that was started, and is ready. `on_end` is called on another thread if it ends without `stop`."""
+    """A started server, and ready. `on_end` is called on another thread if it ends without `stop`."""
 
     def __init__(self, settings: Mapping[str, str], *, on_end: Callable[[int], None]) -> None:
         """Start it with `settings`, variables of its environment. Raises StartupError if it does not come up."""
@@ -67,7 +67,7 @@ class ServerProcess:
             self._process.wait()
 
     def _is_ready(self) -> bool:
-        """Whether it said that it is ready; it ended if not."""
+        """Whether it reported itself ready; it ended if not."""
         assert self._process.stdout is not None
         return any(_READY.match(line) for line in self._process.stdout)
 

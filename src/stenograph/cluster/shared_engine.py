@@ -1,7 +1,7 @@
 """The embedded engine's process where a server has several workers: started by their parent, and again when it dies.
 
-Its listening socket is the parent's too: workers that connect while it is started again wait there. It begins with the
-weights that it had at last.
+Its listening socket is the parent's too: workers connecting during a restart wait there. It begins with the
+weights it had last.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ class SharedEngineProcess:
         return f"<SharedEngineProcess at {self._path}>"
 
     def at(self, place: WorkerPlace) -> WorkerPlace:
-        """The place of a worker that uses it."""
+        """The place of a worker using it."""
         return dataclasses.replace(place, engine=self._path)
 
     def start(self) -> None:
@@ -76,7 +76,7 @@ class SharedEngineProcess:
             self._spawn()
 
     def take_end(self) -> None:
-        """Note that it has ended, if it has."""
+        """Note its end, if it has ended."""
         process = self._process
         if process is None or process.poll() is None:
             return
@@ -91,7 +91,7 @@ class SharedEngineProcess:
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
     def let_go(self) -> None:
-        """In a worker: close what is the parent's, above all the input whose end ends the process."""
+        """In a worker: close the parent's files, above all the input: its end ends the process."""
         if self._process is not None:
             self._close_pipes(self._process)
         self._listener.close()

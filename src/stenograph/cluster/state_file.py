@@ -1,5 +1,5 @@
-"""The state that all workers share, in a file of their server's own folder: it outlives each of them, and the server's
-end removes it. The first worker writes it, whole; whoever begins, or is told to, reads it. Blocks for microseconds.
+"""The state shared by all workers, in a file of their server's own folder: it outlives each of them, and the server's
+end removes it. The first worker writes it, whole; others read it at their start or when told to. Blocks for microseconds.
 """
 
 import os
@@ -30,7 +30,7 @@ class StateFile:
             return None
 
     def write(self, state: SyncState) -> None:
-        """Put a state in the place of the one before. Raises UnexpectedFailure; that one stays then."""
+        """Put a state in the place of the one before. Raises UnexpectedFailure; the old one stays then."""
         written = self._path.with_suffix(".new")
         try:
             written.write_bytes(msgspec.json.encode(state))

@@ -66,10 +66,10 @@ WORKER_METRICS = (
 
 
 class Worker(Cluster):
-    """One process of a server that has several. Close it at the end."""
+    """One process of a server with several. Close it at the end."""
 
     def __init__(self, place: WorkerPlace, settings: Settings, *, patience_s: float = PATIENCE_S) -> None:
-        """`patience_s`: the longest time that a request waits for a worker that is away."""
+        """`patience_s`: the longest wait of a request for an absent worker."""
         super().__init__(settings, place, patience_s=patience_s)
         self.place = place
         self.number, self.digits, self.engine = place.number, place.digits, place.engine
@@ -92,8 +92,8 @@ class Worker(Cluster):
         return SharedCapacity(limits, evicts=evicts, page=self.place.page, worker=self.place.number)
 
     def opened_elsewhere(self, *, has_store: bool) -> OpenedElsewhere | None:
-        """Finds sessions that other workers opened with a key. Without a store the key's own worker has them all; in a
-        database that is shared each worker finds them."""
+        """Finds sessions opened with a key by other workers. Without a store the key's own worker has them all; in a
+        shared database each worker finds them."""
         has_files = has_store and self._settings.store is None
         return opened_elsewhere(self._peers, own=self.place.number) if has_files else None
 
@@ -104,11 +104,11 @@ class Worker(Cluster):
 
     @property
     def followers(self) -> OtherWorkers | None:  # type: ignore[override]
-        """Those that follow it, if it is the first."""
+        """Its followers, if it is the first."""
         return self._others if self.is_first else None
 
     def engine_urls(self) -> tuple[str, ...] | None:
-        """The addresses of the engines that the server has now; None: those of its settings."""
+        """The addresses of the server's engines now; None: those of its settings."""
         state = self.file.read()
         return None if state is None else state.addresses or None
 
@@ -121,7 +121,7 @@ class Worker(Cluster):
         return WorkerParts(own=own, peers=self._peers, peer_of=self._worker_of, timeout_s=self._answer_s)
 
     async def _worker_of(self, session_id: str) -> int | None:
-        """The other worker that has a session; what is no id, this one refuses."""
+        """The other worker with a session; this one refuses an invalid id."""
         number = number_of(session_id, self._peers.num)
         return None if number == self.number else number
 
@@ -175,7 +175,7 @@ class Worker(Cluster):
         return (server,)
 
     async def _tell(self, state: SyncState) -> None:
-        """Have the others follow what the process before this one said to some of them at most."""
+        """Have the others follow the previous process's last state: it may have told only some of them."""
         await self._others.tell()
         with suppress(StenographError):  # an engine that a worker cannot reach is its own to say
             await self._others.change_engines(state)

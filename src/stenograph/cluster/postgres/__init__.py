@@ -1,1 +1,1 @@
-"""Sessions in a PostgreSQL that several nodes share: who owns which, and rows that only the owner can add."""
+"""Sessions in a PostgreSQL shared by several nodes: their owners, and rows added by the owner alone."""

@@ -1,4 +1,4 @@
-"""Connections to a PostgreSQL, by asyncpg, and what its errors mean. Knows no statements.
+"""Connections to a PostgreSQL, by asyncpg, and the meaning of its errors. Knows no statements.
 
 asyncpg is an extra (`pip install -e '.[postgres]'`), imported when a database is asked for. Its errors are translated
 here and nowhere else.
@@ -20,18 +20,18 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CLOSE_S = 1.0
-"""Longest wait for a connection that is told to close."""
+"""Longest wait for a connection to close."""
 
 _READ_ONLY = "25006"
 _FULL = "53100"
 _RACED = ("40001", "40P01")
 """Serialization failure and deadlock: nothing was done, and the same statement may succeed now."""
 _AWAY = ("08", "53", "57P")
-"""Classes: connection exceptions, insufficient resources, and a server that ends, starts, or was told to stop."""
+"""Classes: connection exceptions, insufficient resources, and a server ending, starting, or told to stop."""
 
 
 class PgConnection(Protocol):
-    """The part of asyncpg's connection that is needed here."""
+    """The part of asyncpg's connection used here."""
 
     async def fetch(self, query: str, *args: object) -> Sequence[Any]: ...
     async def execute(self, query: str) -> str: ...
@@ -41,7 +41,7 @@ class PgConnection(Protocol):
 
 
 def asyncpg() -> Any:
-    """The library. Raises StartupError, which says how to get it."""
+    """The library. Raises StartupError, with the way to get it."""
     try:
         return importlib.import_module("asyncpg")
     except ImportError as error:
@@ -98,7 +98,7 @@ class Lane:
             await closed(connection)
 
     async def _run(self, work: Callable[[PgConnection], Awaitable[T]]) -> T:
-        """Do `work` with the connection. One that failed, or whose answer nobody waits for, is not used again."""
+        """Do `work` with the connection. A failed one, or one with an abandoned answer, is not used again."""
         async with self._lock:
             try:
                 async with asyncio.timeout(self._timeout_s):
@@ -117,7 +117,7 @@ class Lane:
         return self._connection
 
     def _meaning(self, error: Exception) -> Exception:
-        """The error that a statement's failure is for whoever asked. Unless nothing was done, it is DatabaseAway."""
+        """The asker's error for a statement's failure. Unless nothing was done, it is DatabaseAway."""
         if isinstance(error, StorageUnavailable):
             return error
         code = str(getattr(error, "sqlstate", "") or "")
@@ -150,7 +150,7 @@ async def closed(connection: PgConnection) -> None:
 
 
 async def connect(url: str, *, name: str, timeout_s: float) -> PgConnection:
-    """A connection on which a commit is durable when it is answered. Raises as asyncpg does."""
+    """A connection with durable commits by the time of their answer. Raises as asyncpg does."""
     connection: PgConnection = await asyncpg().connect(
         url, timeout=timeout_s, server_settings={"application_name": f"stenograph {name}"}
     )

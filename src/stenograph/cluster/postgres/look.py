@@ -1,6 +1,6 @@
-"""The sessions of a shared database, for a look that changes nothing: servers may go on meanwhile.
+"""The sessions of a shared database, for a look without changes: servers may go on meanwhile.
 
-`PostgresLook` is what `store/look.py` has for a file: each call runs the statements to their end.
+`PostgresLook` is the counterpart of `store/look.py` for a file: each call runs the statements to their end.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ _FAULTS = (
         " GROUP BY s.id, s.number, e.seq HAVING e.seq <> coalesce(max(r.seq), 0) ORDER BY s.number",
     ),
 )
-"""Faults of the tables among themselves: what is said of each, and the statement that finds them."""
+"""Faults of the tables among themselves: the words for each, and the statement to find them."""
 
 
 class PostgresLook:

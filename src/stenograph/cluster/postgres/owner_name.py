@@ -1,7 +1,7 @@
-"""The name of an owner in a shared database: where its server is reached, and which of its processes it is. Pure.
+"""The name of an owner in a shared database: the address of its server, and its number among the processes. Pure.
 
 A server of one process is `http://10.0.0.5:8080`, worker 1 of several is `http://10.0.0.5:8080#1`. Every worker listens
-at the server's address, and passes on what is another's, so whoever is elsewhere needs the address alone.
+at the server's address, and passes on others' requests, so other servers need the address alone.
 """
 
 from dataclasses import dataclass
@@ -19,6 +19,6 @@ class OwnerName:
 
     @classmethod
     def of(cls, text: str) -> "OwnerName":
-        """The name that was written so."""
+        """The name written so."""
         server, _, worker = text.partition("#")
         return cls(server=server, worker=int(worker) if worker else None)
