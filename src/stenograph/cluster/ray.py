@@ -1,6 +1,6 @@
 """A server on each machine of a Ray cluster: placed, found and stopped. `stenograph ray`, and `start` for a trainer.
 
-Each is a detached actor, named after Ray's id of its machine, which Ray starts again when it ends. It stays on its
+Each is a detached actor, named after Ray's id of its machine; Ray starts it again when it ends. It stays on its
 machine, and keeps its port. Ray is an extra (`pip install -e '.[ray]'`), imported when it is asked for.
 """
 
@@ -23,10 +23,10 @@ NAMESPACE = "stenograph"
 """The namespace of the actors' names."""
 
 START_S = 900.0
-"""Longest time that a server may take to start; weights may have to be fetched."""
+"""Longest time for a server to start; weights may have to be fetched."""
 
 LOOK_S = 5.0
-"""Longest time that an actor may take to say its address."""
+"""Longest time for an actor to say its address."""
 
 _NAME = "node-"
 
@@ -49,7 +49,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReport:
-    """A machine and its server, whose `url` is "" unless it runs."""
+    """A machine and its server. The `url` is "" unless it runs."""
 
     machine: Machine
     state: NodeState
@@ -63,11 +63,11 @@ def start(
     cpus: float = 0.0,
     timeout_s: float = START_S,
 ) -> list[str]:
-    """Place a server on each machine that has none, wait until all are ready, and return the addresses of all.
+    """Place a server on each machine without one, wait until all are ready, and return the addresses of all.
 
     `settings` are those of `serve`, by the names of docs/settings.md. `address` is the cluster's, where this process is
-    not connected to it yet. `cpus` are reserved for each server. Servers that run already stay as they are. Raises
-    StartupError if one does not start: those that did not are taken away again, the others stay.
+    not connected to it yet. `cpus` are reserved for each server. Running servers stay as they are. Raises
+    StartupError if one does not start: those not started are taken away again, the others stay.
     """
     variables = variables_of(settings or {})
     with _connected(address) as ray:
@@ -107,7 +107,7 @@ def stop(*, address: str = "auto") -> int:
 
 
 def variables_of(settings: Mapping[str, object]) -> dict[str, str]:
-    """Settings as variables of a server's environment. Raises StartupError for one that is each machine's own."""
+    """Settings as variables of a server's environment. Raises StartupError for one of each machine's own."""
     if settings.get("advertise_url") is not None:
         raise StartupError("--advertise-url is each machine's own: leave it out, and Ray's address of it is taken")
     return {
@@ -118,7 +118,7 @@ def variables_of(settings: Mapping[str, object]) -> dict[str, str]:
 
 
 def variables_at(variables: Mapping[str, str], machine: Machine, port: int) -> tuple[dict[str, str], str]:
-    """The variables of one machine's server, and the address at which others reach it."""
+    """The variables of one machine's server, and its address for others."""
     host = f"[{machine.address}]" if ":" in machine.address else machine.address
     url = f"http://{host}:{port}"
     own = {ENV_PREFIX + "HOST": machine.address, **variables, ENV_PREFIX + "PORT": str(port)}
@@ -136,7 +136,7 @@ def _text(value: object) -> str:
 
 
 def _library() -> Any:
-    """Ray. Raises StartupError, which says how to get it."""
+    """Ray. Raises StartupError, with the way to get it."""
     try:
         return importlib.import_module("ray")
     except ImportError as error:
@@ -168,13 +168,13 @@ def _machines(ray: Any) -> list[Machine]:
 
 
 def _names(ray: Any) -> list[str]:
-    """The names of the actors that there are."""
+    """The names of the present actors."""
     found = ray.util.list_named_actors(all_namespaces=True)
     return [one["name"] for one in found if one["namespace"] == NAMESPACE and one["name"].startswith(_NAME)]
 
 
 def _actor(ray: Any, machine: Machine, variables: Mapping[str, str], cpus: float) -> Any:
-    """The actor of a machine, which is placed if there is none."""
+    """The actor of a machine, placed if there is none."""
     name = _NAME + machine.number
     with suppress(ValueError):  # there is none
         return ray.get_actor(name, namespace=NAMESPACE)

@@ -1,7 +1,7 @@
-"""The actor that is a machine's server, as Ray runs it. It ends when its server ends, and then Ray starts it again.
+"""The actor of a machine's server, as Ray runs it. It ends when its server ends, and then Ray starts it again.
 
-Knows of Ray only whether it was started again. The first start is asked for, so that its failure is told to whoever
-asked; a later one that fails ends the process, and Ray tries again.
+Knows of Ray only whether it was started again. The first start is asked for, so its failure is told to the
+asker; a later failing one ends the process, and Ray tries again.
 """
 
 import importlib
@@ -19,7 +19,7 @@ _EXIT_ENDED = 1
 
 
 def free_port(host: str) -> int:
-    """A port of this machine that nobody listens on now."""
+    """A port of this machine without a listener now."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as free:
         free.bind((host, 0))

@@ -1,9 +1,9 @@
-"""The server's limits where it has several processes: each counts on a page that all of them read.
+"""The server's limits where it has several processes: each counts on a page read by all of them.
 
-Owns the page: memory that a parent makes before it forks. A worker writes its own row alone, so nothing is locked. A
-turn is announced there before the others' rows are read: of two workers that take the last place at once one may be
+Owns the page: memory made by a parent before it forks. A worker writes its own row alone, so nothing is locked. A
+turn is announced there before the others' rows are read: of two workers after the last place at once one may be
 refused too many, never too few. Where sessions can leave memory, each worker may always use its share of the limits,
-and gives back what it has beyond it: nobody is refused because another's idle sessions are in memory.
+and gives back the rest: nobody is refused because another's idle sessions are in memory.
 """
 
 import mmap
@@ -16,8 +16,8 @@ _NUM_COLUMNS = 5
 
 
 class CapacityPage:
-    """Counts of each worker, which its forks share: sessions, turns, tokens, how often it was started again; and, where
-    servers share a database, the number of the owner that it is, or was before it ended."""
+    """Counts of each worker, shared by its forks: sessions, turns, tokens, how often it was started again; and, where
+    servers share a database, its number as an owner, kept after its end."""
 
     def __init__(self, num_workers: int) -> None:
         self.num_workers = num_workers
@@ -36,17 +36,17 @@ class CapacityPage:
         return sum(column_counts) - column_counts[worker]
 
     def has_ended(self, worker: int) -> None:
-        """Forget what a worker used, which has ended."""
+        """Forget the uses of an ended worker."""
         for column in (_SESSIONS, _IN_FLIGHT, _TOKENS):
             self.put(worker, column, 0)
         self._counts[worker * _NUM_COLUMNS + _RESTARTS] += 1
 
     def num_restarts(self, worker: int) -> int:
-        """Number of times that a worker was started again."""
+        """Number of times a worker was started again."""
         return self._counts[worker * _NUM_COLUMNS + _RESTARTS]
 
     def owner(self, worker: int) -> int:
-        """The owner that a worker is, or was before it ended; 0 if it was none."""
+        """A worker's number as an owner, also after its end; 0 if it was none."""
         return self._counts[worker * _NUM_COLUMNS + _OWNER]
 
     def set_owner(self, worker: int, owner: int) -> None:
@@ -55,7 +55,7 @@ class CapacityPage:
 
 
 class SharedCapacity(Capacity):
-    """One worker's part of the used limits, and a view of what the others use."""
+    """One worker's part of the used limits, and a view of the others' uses."""
 
     def __init__(self, limits: Limits, *, evicts: bool, page: CapacityPage, worker: int) -> None:
         self._page = page
@@ -104,7 +104,7 @@ class SharedCapacity(Capacity):
 
     @property
     def elsewhere(self) -> Elsewhere:  # type: ignore[override]  # it is only read
-        """Uses of the other workers; where sessions can leave memory, not what they use of this one's share."""
+        """Uses of the other workers; where sessions can leave memory, without their uses of this one's share."""
         page, worker, limits = self._page, self._worker, self.limits
         num_sessions, num_tokens = page.sum_without(worker, _SESSIONS), page.sum_without(worker, _TOKENS)
         if self.evicts:

@@ -1,6 +1,6 @@
-"""The database that servers share, as `--store` names it: opened and prepared, with the other servers and the metrics.
+"""The shared database of servers, as `--store` names it: opened and prepared, with the other servers and the metrics.
 
-What a server without `--store` never imports.
+A server without `--store` never imports this module.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from stenograph.store.base import SessionStore
 from stenograph.store.folder import DataFolder
 
 MIN_TIMEOUT_S = 5.0
-"""Longest time that a statement may take, where the lease is shorter."""
+"""Longest time of a statement, where the lease is shorter."""
 
 OWNER_METRICS = (
     row(
@@ -93,8 +93,8 @@ OWNER_METRICS = (
 async def shared_store(
     settings: Settings, url: str, address: str, place: WorkerPlace | None
 ) -> AsyncGenerator[PostgresStore]:
-    """The store in a database that other servers share. Raises StartupError. A worker is an owner of its own, in a
-    database that its parent has prepared: one that is started again waits for a database that is away."""
+    """The store in a database shared with other servers. Raises StartupError. A worker is an owner of its own, in a
+    database prepared by its parent: a restarted one waits for an absent database."""
     if place is None:
         await prepare_database(settings)
     server = settings.advertise_url or address
@@ -127,14 +127,14 @@ def _timeout_s(settings: Settings) -> float:
 
 
 class Cluster(Processes):
-    """A server among those that share the database of `--store`; without one, alone. `place` is this process' among
+    """A server among those on the database of `--store`; without one, alone. `place` is this process' among
     several of the server, if there are."""
 
     leases: LeasedOwners | None = None
-    """The owners in the database that servers share."""
+    """The owners in the shared database."""
 
     def __init__(self, settings: Settings, place: WorkerPlace | None = None, *, patience_s: float = PATIENCE_S) -> None:
-        """`patience_s`: the longest time that a request waits for a worker that is away."""
+        """`patience_s`: the longest wait of a request for an absent worker."""
         super().__init__(None if place is None else place.instance_id)
         self._settings = settings
         self._place = place
@@ -185,7 +185,7 @@ class Cluster(Processes):
 
     @property
     def _answer_s(self) -> float:
-        """Longest time that another process may take for an answer."""
+        """Longest time for another process to answer."""
         return self._settings.request_timeout_s + self._settings.abort_grace_s
 
     def serving(self, guarded: ASGIApp, app: ServedApp) -> ASGIApp:
@@ -202,15 +202,15 @@ class Cluster(Processes):
         )
 
     def _of_workers(self) -> ASGIApp | None:
-        """The routes that the workers of the server ask each other by; None: it has one process."""
+        """The routes between the workers of the server; None: it has one process."""
         return None
 
     def _owners(self) -> Owners | None:
-        """Knows who has a session; None: this process has all."""
+        """Knows the process of each session; None: this process has all."""
         return self.leases
 
     def connections(self, settings: Settings, app: ServedApp) -> type[asyncio.Protocol]:
-        """Makes the connections of clients, which pass requests on."""
+        """Makes the connections of clients; they pass requests on."""
         owners = self._owners()
         if owners is None:
             return super().connections(settings, app)

@@ -1,5 +1,5 @@
 """The state shared by all workers, in a file of their server's own folder: it outlives each of them, and the server's
-end removes it. The first worker writes it, whole; others read it at their start or when told to. Blocks for microseconds.
+end removes it. The first worker writes it, whole; the others read it at start or when told. Blocks for microseconds.
 """
 
 import os

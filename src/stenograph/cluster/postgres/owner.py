@@ -1,7 +1,7 @@
 """The life of a node as an owner: it joins, renews its lease in time, and lets go of everything when it cannot.
 
-Owns the task that asks for the lease. Whoever answers from memory asks `held` first: a process that was stopped, and
-goes on, finds its lease over before any timer has told it.
+Owns the task of asking for the lease. Every answer from memory asks `held` first: a process stopped and
+continued finds its lease over before any timer has told it.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ AWAY = (
 
 
 class OwnerSeat(Protocol):
-    """The number of the owner that a process was; it outlives the process, which may be started again."""
+    """The number of a process's last owner; it outlives the process, ready for its next start."""
 
     @property
     def last(self) -> int | None:
-        """The owner that it was at last; None if it was none."""
+        """The owner it was last; None if it was none."""
         ...
 
     def taken(self, owner: int) -> None:
@@ -39,7 +39,7 @@ class OwnerSeat(Protocol):
 
 
 class SharedOwner:
-    """This node among those that share a database. `on_lost` is called when what it holds may be another's by now."""
+    """This node among those on a shared database. `on_lost` is called when its sessions may be another's by now."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class SharedOwner:
         on_lost: Callable[[], None],
         seat: OwnerSeat | None = None,
     ) -> None:
-        """`seat` knows the owner that this process was in its life before, and is told of each that it becomes."""
+        """`seat` knows this process's owner in its life before, and is told of each new one."""
         self._rows = rows
         self._clock = clock
         self.name = name
@@ -65,9 +65,9 @@ class SharedOwner:
         self.joined = asyncio.Event()
         """Set once there was a lease."""
         self.num_lost = 0
-        """Leases that were lost."""
+        """Lost leases."""
         self.num_away = 0
-        """Questions about the lease that the database did not answer."""
+        """Questions about the lease without an answer by the database."""
 
     def __repr__(self) -> str:
         return f"<SharedOwner {self._last_owner} at {self.name}, lease={self._lease}>"
@@ -79,11 +79,11 @@ class SharedOwner:
 
     @property
     def retry_s(self) -> float:
-        """The time after which a client may ask again while there is no lease."""
+        """The time until a client may ask again while there is no lease."""
         return max(1.0, min(self._lease_s, 5.0))
 
     def held(self) -> OwnerLease | None:
-        """The lease, if it runs; one that is over is let go of here."""
+        """The lease, if it runs; an expired one is let go of here."""
         lease = self._lease
         if lease is not None and lease.is_over(self._clock.monotonic()):
             self._lose("it could not be renewed in time")
@@ -112,7 +112,7 @@ class SharedOwner:
             await pause(self._clock, max(0.0, sent_at + period_s - self._clock.monotonic()))
 
     def give_up(self, lease: OwnerLease, why: str) -> None:
-        """Let go of a lease with which nothing can be done, if it runs."""
+        """Let go of a lease past all use, if it runs."""
         if self.held() is lease:
             self._lose(why)
 
@@ -129,7 +129,7 @@ class SharedOwner:
                 log.warning("the lease could not be given back; it runs out by itself in %g s", self._lease_s)
 
     async def _ask(self, sent_at: float) -> float:
-        """Ask for a lease, or for a longer one; the time until that is to be done again."""
+        """Ask for a lease, or for a longer one; the time until the next such question."""
         lease = self.held()
         if lease is None:
             owner = await self._rows.join(self.name, lease_s=self._lease_s, instead_of=self._last_owner)

@@ -9,10 +9,10 @@ from stenograph.cluster.postgres.connection import PgConnection, closed, connect
 from stenograph.core.errors import StartupError
 
 SCHEMA = 1
-"""The schema that this server writes, in `stenograph_schema`."""
+"""The schema of this server, in `stenograph_schema`."""
 
 _LOCK = 0x53746E67
-"""`Stng`: the advisory lock under which one node at a time brings the schema up to date."""
+"""`Stng`: the advisory lock for one node at a time to bring the schema up to date."""
 
 _MIGRATIONS = (
     """
@@ -28,7 +28,7 @@ _MIGRATIONS = (
         body bytea NOT NULL, digest bytea NOT NULL, PRIMARY KEY (session, seq));
     """,
 )
-"""The statements that bring a database from each schema to the next."""
+"""The statements to bring a database from each schema to the next."""
 
 _HAS_TABLES = "SELECT to_regclass('stenograph_schema') IS NOT NULL"
 
@@ -110,7 +110,7 @@ async def prepare(url: str, *, timeout_s: float, migrations: tuple[str, ...] = _
 
 
 async def check_schema(url: str, *, timeout_s: float) -> None:
-    """Raise StartupError for a database without our tables, or with a schema that this program does not know."""
+    """Raise StartupError for a database without our tables, or with a schema unknown to this program."""
     connection = await _connected(url, timeout_s)
     try:
         version = await _version(connection)

@@ -1,6 +1,6 @@
 """The questions of `shared_rows` as statements of PostgreSQL. Each is one statement, done whole or not at all.
 
-At `read committed` a statement that has waited for a row looks at that row again: a condition on an epoch, an end or a
+At `read committed` a statement looks at a row again after waiting for it: a condition on an epoch, an end or a
 lease holds when the row is changed, not only when the statement began.
 """
 
@@ -146,7 +146,7 @@ ORDER BY s.number LIMIT $1
 
 
 class PostgresRows:
-    """A PostgreSQL as `SharedRows`: one connection that writes rows, one for the lease, a few for all else."""
+    """A PostgreSQL as `SharedRows`: one connection for writing rows, one for the lease, a few for all else."""
 
     def __init__(self, url: str, *, timeout_s: float) -> None:
         self._writer = Lane(url, name="rows", timeout_s=timeout_s)
@@ -160,7 +160,7 @@ class PostgresRows:
 
     @property
     def num_connects(self) -> int:
-        """Connections that were made so far."""
+        """Connections made so far."""
         return sum(lane.num_connects for lane in (self._writer, self._leaser, *self._readers))
 
     async def join(self, name: str, *, lease_s: float, instead_of: int | None) -> int:
@@ -271,7 +271,7 @@ class PostgresRows:
 
     @asynccontextmanager
     async def _reader(self) -> AsyncGenerator[Lane]:
-        """A lane that nobody else uses meanwhile; one without a connection only if no other is idle."""
+        """A lane for one user at a time; one without a connection only if no other is idle."""
         async with self._num_idle:
             lane = self._idle.pop()
             try:

@@ -1,9 +1,9 @@
-"""The questions that a node asks of the database it shares with other nodes. Each is answered at once, whole or not.
+"""The questions of a node to the database it shares with other nodes. Each is answered at once, whole or not.
 
 `cluster/postgres/server.py` asks a PostgreSQL, `standins/shared_rows.py` is one in memory, for simulations; one
-test holds them to each other. A node that joins becomes an *owner*, with a number that nobody had before and a lease
-that runs by the database's clock. A lease that has run out is never renewed: whoever finds it so removes the owner, and
-then takes its sessions. Each session has an *epoch*, which is one more with each new owner.
+test holds them to each other. A joining node becomes an *owner*, with a number never used before and a lease
+by the database's clock. An expired lease is never renewed: the first node to find it so removes the owner, and
+then takes its sessions. Each session has an *epoch*, one more with each new owner.
 """
 
 import enum
@@ -18,7 +18,7 @@ from stenograph.store.groups import NewRow, NewSession
 
 
 class DatabaseAway(Exception):
-    """The database has not answered: what was asked for may have been done, may be done yet, or never."""
+    """The database has not answered: the request may have been done, may be done yet, or never."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class EndMove:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
-    """A session that is the asking owner's, in this epoch. `is_new`: it was another's, or nobody's, before."""
+    """A session of the asking owner, in this epoch. `is_new`: it was another's, or nobody's, before."""
 
     session: int
     epoch: int
@@ -62,11 +62,11 @@ class Deletion(enum.Enum):
 
 
 class SharedRows(Protocol):
-    """A shared database. Every method raises DatabaseAway, after a time that it bounds itself, and StorageUnavailable
+    """A shared database. Every method raises DatabaseAway, after a time with its own bound, and StorageUnavailable
     where the database has refused: then nothing of it was done."""
 
     async def join(self, name: str, *, lease_s: float, instead_of: int | None) -> int:
-        """Become an owner: its number. The one that this process was before, if any, is removed."""
+        """Become an owner: its number. This process's earlier owner, if any, is removed."""
         ...
 
     async def renew(self, owner: int, *, lease_s: float) -> bool:
@@ -74,21 +74,21 @@ class SharedRows(Protocol):
         ...
 
     async def leave(self, owner: int) -> None:
-        """End a lease, so that others need not wait for that."""
+        """End a lease, so others need not wait for its end."""
         ...
 
     async def owners(self) -> Sequence[str]:
-        """The names of all owners whose leases run."""
+        """The names of all owners with running leases."""
         ...
 
     async def create(self, new: NewSession, owner: int) -> int | None:
-        """Keep a new session, whose owner this is: the number it is given. The same one once more changes nothing, and
+        """Keep a new session of this owner: the number it is given. The same one once more changes nothing, and
         says the same, as long as it is this owner's and has no rows. None otherwise, and if the owner is gone."""
         ...
 
     async def append(self, moves: Sequence[EndMove], rows: Sequence[NewRow]) -> set[int]:
-        """Write rows, durably, of those sessions whose epoch and end are as `moves` say; the numbers of the sessions
-        whose rows are there. The same once more changes nothing, and says the same."""
+        """Write rows, durably, of those sessions with the epoch and end of their `moves`; the numbers of the sessions
+        with their rows there. The same once more changes nothing, and says the same."""
         ...
 
     async def claim(self, session_id: SessionId, owner: int) -> Claimed | HeldBy | None:
@@ -96,7 +96,7 @@ class SharedRows(Protocol):
         ...
 
     async def holder(self, session_id: SessionId, owner: int) -> HeldBy | None:
-        """Another owner than this that has a session, by a lease that runs; None if none has. Changes nothing."""
+        """Another owner of a session than this, by a running lease; None if there is none. Changes nothing."""
         ...
 
     async def read(self, session_id: SessionId) -> StoredSession | None:
@@ -104,7 +104,7 @@ class SharedRows(Protocol):
         ...
 
     async def find(self, key: str) -> StoredSession | None:
-        """The opening of the session that was kept last by a key."""
+        """The opening of the session kept last by a key."""
         ...
 
     async def delete(self, session_id: SessionId, owner: int) -> Deletion:
@@ -120,5 +120,5 @@ class SharedRows(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Close what is open."""
+        """Close all connections."""
         ...

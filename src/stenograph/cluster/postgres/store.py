@@ -1,10 +1,10 @@
-"""A store of sessions in a database that several nodes share. Only the owner of a session adds to it.
+"""A store of sessions in a database shared by several nodes. Only the owner of a session adds to it.
 
-Owns the writer's task, and what it is asked for meanwhile; both run on the loop, because the work is the database's. A
-group of rows is one statement, which names each session's epoch and end. Where the database does not answer, the same
-statement is asked again: what it did before it does not do twice, and says that it is there. That goes on until the
-lease is over, or is given up because of it. Then nobody knows whether the rows are there: who waits for them is told
-so, the sessions leave memory, and whoever takes them next reads what is there.
+Owns the writer's task and the requests to it; both run on the loop, because the work is the database's. A
+group of rows is one statement, with each session's epoch and end. Where the database does not answer, the same
+statement is asked again: it does nothing twice, and reports rows already there. This goes on until the
+lease is over, or is given up because of it. Then nobody knows whether the rows are there: their waiters are told
+so, the sessions leave memory, and their next owner reads the rows from the database.
 """
 
 import asyncio
@@ -36,10 +36,10 @@ MAX_GROUP_BYTES = 8 * 2**20
 """Rows and bytes of one statement; a single row may be larger."""
 
 RETRY_S = 0.05
-"""Time between two attempts at what the database did not answer."""
+"""Time between two attempts at an unanswered statement."""
 
 ANSWER_LEASES = 3
-"""Times of a lease in which an answer must come, though the lease is renewed: the tables may be locked."""
+"""Times of a lease within which an answer must come, though the lease is renewed: the tables may be locked."""
 
 UNKNOWN = (
     "The database of --store did not answer before this node's lease ended: the turn may have been kept or not. Send"
@@ -49,7 +49,7 @@ MOVED = "Another node has taken the session over, and the turn was not kept. Sen
 
 
 class OwnedTail(Tail):
-    """The end of a session's rows that this node may add to, in one epoch, while it has this lease."""
+    """The end of a session's rows, for this node to add to, in one epoch, while it has this lease."""
 
     __slots__ = ("epoch", "lease")
 
@@ -61,7 +61,7 @@ class OwnedTail(Tail):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnedSession(StoredSession):
-    """A session's rows, which this node may add to."""
+    """A session's rows, for this node to add to."""
 
     epoch: int
     lease: OwnerLease
@@ -95,9 +95,9 @@ class PostgresStore:
         self._stats: StoreStats = StoreStats()
         self._is_closed = False
         self.num_taken = 0
-        """Sessions that were another owner's before."""
+        """Sessions taken from another owner."""
         self.num_refused = 0
-        """Rows that the database refused because their session had moved."""
+        """Rows refused by the database because their session had moved."""
         self._living = self._loop.create_task(self.owner.live(), name="lease")
         self._writer = self._loop.create_task(self._write_all(), name="store")
 
@@ -183,12 +183,12 @@ class PostgresStore:
         return await self._ask(lambda: self._rows.find(key))
 
     async def holder(self, session_id: SessionId) -> HeldBy | None:
-        """Another node that has the session; None if none has. Raises StorageUnavailable."""
+        """Another node with the session; None if there is none. Raises StorageUnavailable."""
         lease = self.owner.needed()
         return await self._ask(lambda: self._rows.holder(session_id, lease.owner), lease)
 
     async def owners(self) -> Sequence[str]:
-        """The names of all owners whose leases run. Raises StorageUnavailable."""
+        """The names of all owners with running leases. Raises StorageUnavailable."""
         return await self._ask(self._rows.owners)
 
     async def delete(self, session_id: SessionId) -> bool:
@@ -239,7 +239,7 @@ class PostgresStore:
         return claimed
 
     async def _rows_settled(self, session_id: SessionId) -> None:
-        """Wait for the rows of a session that are on their way: what is read then has them."""
+        """Wait for the rows of a session on their way: a later read has them."""
         while any(job.tail.session_id == session_id for job in (*self._writing, *self._waiting)):
             await self._settled.wait()
 
@@ -282,7 +282,7 @@ class PostgresStore:
     # --- writing -----------------------------------------------------------------------------------------------------
 
     async def _write_all(self) -> None:
-        """Write what is waiting, a group at a time, until the store is closed and nothing waits."""
+        """Write the waiting rows, a group at a time, until the store is closed and nothing waits."""
         while True:
             while not self._waiting:
                 if self._is_closed:
@@ -329,7 +329,7 @@ class PostgresStore:
             self._written(mine, group, kept)
 
     def _written(self, jobs: Sequence[RowAppend], group: RowGroup, kept: set[int]) -> None:
-        """Tell of the rows that are there, and let go of the sessions whose rows are not."""
+        """Report the rows now there, and let go of the sessions with missing rows."""
         stats, num_bytes = self._stats, sum(len(row.body) for row in group.rows if row.session in kept)
         num_kept = sum(row.session in kept for row in group.rows)
         self._stats = replace(
@@ -350,7 +350,7 @@ class PostgresStore:
             self.on_moved(session_id)
 
     def _lost(self) -> None:
-        """The lease is over: rows on their way may be there or not, rows that wait are not."""
+        """The lease is over: rows on their way may be there or not, waiting rows are not."""
         writing, waiting = self._writing, list(self._waiting)
         self._writing = ()
         self._waiting.clear()
@@ -360,12 +360,12 @@ class PostgresStore:
         self.on_lost()
 
     def _tell_settled(self) -> None:
-        """Rows are on their way no more: whoever waits for that looks again."""
+        """Rows are on their way no more: waiters for this look again."""
         self._settled.set()
         self._settled = asyncio.Event()
 
     def _tell(self, jobs: Sequence[RowAppend], error: StenographError | None) -> None:
-        """Tell each of its end; whatever one of them does with that, the others hear of theirs."""
+        """Tell each of its end; if one of them fails at it, the others still hear of theirs."""
         for job in jobs:
             job.error = error
             try:
@@ -391,7 +391,7 @@ class PostgresStore:
 
 
 def held_elsewhere(session_id: str, held: HeldBy) -> SessionElsewhere:
-    """The refusal of a session that another process has: where its server is, and when the lease runs out."""
+    """The refusal of another process's session: where its server is, and when the lease runs out."""
     server = OwnerName.of(held.name).server
     return SessionElsewhere(session_id, url=server, retry_after_s=max(0.1, held.remaining_s))
 
