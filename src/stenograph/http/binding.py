@@ -62,7 +62,7 @@ class LaterRoutes(BaseRoute):
         await (self._router or await self.made())(scope, receive, send)
 
     async def made(self) -> Router:
-        """The router of the routes. Raises as their maker."""
+        """The router of the routes. Raises as `_make` does."""
         routes = await self._make()
         if self._router is None:  # nobody else has made them meanwhile
             self.routes, self._router = routes, Router(routes, redirect_slashes=False)

@@ -48,7 +48,7 @@ is closed under a request on its way."""
 
 LINGER_S = 2.0
 LINGER_BYTES = 2**20
-"""The time and bytes left to a refused client to go on sending: a socket closed with bytes unread is reset, and the
+"""The time and bytes for which a refused client may go on sending: a socket closed with bytes unread is reset, and the
 client would not see why."""
 
 
@@ -231,7 +231,7 @@ class ClientConnection(DeliveryConnection):
         raise AssertionError("a server of one process serves every request itself")
 
     def _take_unasked(self, data: Bytes) -> None:
-        """Take bytes of no served request: a pipelined one, or bytes after a refused one."""
+        """Take bytes outside any served request: a pipelined one, or bytes after a refused one."""
         if self._phase is _ANSWER and bytes(data).strip(b"\r\n"):
             self._hang_up()
         elif self._phase is RequestPhase.REFUSED:

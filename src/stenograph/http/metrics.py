@@ -189,7 +189,7 @@ class Metrics(Collector):
             for metric in METRICS
             if metric.type is MetricType.COUNTER and not metric.by_engine
         }
-        """Growing numbers, by label value; a single one is under ""."""
+        """Numbers that only grow, by label value; a single one is under ""."""
         self._histograms = {metric: _Histogram(metric) for metric in METRICS if metric.type is MetricType.HISTOGRAM}
         self._of_turns = _Counted(TurnReport, self._counts, self._histograms)
         self._of_sessions = _Counted(SessionReport, self._counts, self._histograms)
@@ -212,7 +212,7 @@ class Metrics(Collector):
         self._registry.register(_PartMetrics(metrics, sources))
 
     def turn_ended(self, report: TurnReport) -> None:
-        """Count a turn. Its stage `reply`, if it has one, is left to `reply_delivered`, to count once."""
+        """Count a turn. Its stage `reply`, if it has one, is left to `reply_delivered`, so it counts once."""
         self._of_turns.add(report)
         self._histograms[STAGE].observe_each(report.stages_s, but=Stage.REPLY)
         if report.was_aborted:

@@ -57,8 +57,7 @@ class WebGuard:
         )
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """ASGI, for HTTP. It adds nothing to the requests allowed through, and refuses a Host or an Origin outside the
-        allowed ones."""
+        """ASGI, for HTTP. It stays out of the way of allowed requests, and refuses any other Host or Origin."""
         is_from_page, refused = self.judged(scope)
         if refused is not None:
             count_error(self._metrics, refused)
@@ -190,7 +189,7 @@ def _with_one_v1(scope: Scope) -> Scope:
 
 
 _SESSION, _ROUTE = "session_of_path", "route_of_path"
-"""Names of groups; no dialect has any."""
+"""Names of pattern groups, unused in the dialects' paths."""
 _TWO_V1 = re.compile(r"(?P<before>(?:/sessions/[^/]+)?)/v1(?=/v1/)")
 
 
@@ -205,7 +204,7 @@ def _host_name(host: bytes) -> str:
 
 @lru_cache(maxsize=256)
 def _is_loopback(name: str) -> bool:
-    """True for a name of this machine alone. Source: RFC 6761, section 6.3, for `localhost`."""
+    """True for a name that can only mean this machine. Source: RFC 6761, section 6.3, for `localhost`."""
     if name == "localhost" or name.endswith(".localhost"):
         return True
     try:

@@ -24,7 +24,7 @@ class Part:
     settings: str = ""
     """The class of its settings, one of the bases of a server's."""
     by: str = ""
-    """The setting to switch on its `tracing` and its `processes`; left out without it."""
+    """The setting that switches on its `tracing` and its `processes`."""
     metrics: str = ""
     """Its own metrics."""
     routes: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
 """Forwards the paths of an allow-list to the engine, unrecorded.
 
-If the engine is not a server, this server answers the paths in its power, and refuses the others.
+If the engine is not a server, this server answers those of the paths that it can, and refuses the others.
 """
 
 import asyncio

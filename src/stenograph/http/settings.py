@@ -1,4 +1,4 @@
-"""The settings of the HTTP server, and `Settings`: all settings at a server's start."""
+"""The settings of the HTTP server, and `Settings`: all settings that a server starts with."""
 
 from dataclasses import dataclass
 
@@ -120,4 +120,4 @@ class Settings(
     OffloadSettings,
     ModelSettings,
 ):
-    """All settings at a server's start, each room's side by side. Never changed."""
+    """All settings that a server starts with, each room's side by side. Never changed."""

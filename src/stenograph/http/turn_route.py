@@ -273,7 +273,7 @@ class TurnRoute:
         return b"".join([piece async for piece in self.share.pieces(pieces)])
 
     async def _send_turn_error(self, send: Send, error: StenographError, note: LedgerNote, watch: Watch) -> None:
-        """Send the error of a turn, with the turn's name, as in the log."""
+        """Send the error of a turn, with the request id of the log."""
         reading = _Reading(note, spelling=watch.spelling, as_miles=watch.options.as_miles)
         await self._send_error(send, error, reading, request_id=str(watch.request_id))
 
@@ -297,8 +297,8 @@ class TurnRoute:
 
 
 class _Reading(Struct):
-    """A request before its acceptance: its row in the ledger, the client's names for its fields once it is decoded, and
-    whether its session's errors are miles' own."""
+    """A request that may yet be refused: its row in the ledger, the client's names for its fields once it is decoded,
+    and whether its session's errors are miles' own."""
 
     note: LedgerNote
     spelling: Spelling | None = None

@@ -71,9 +71,9 @@ class ClientLink(Protocol):
     async def finish(self, last_write: Awaitable[None]) -> bool:
         """Make the last write of an answer; return whether its last byte left through a live connection.
 
-        Waits for a slow reader; to close on a client reading nothing is the server's task. News of a closed connection
-        takes one event-loop iteration; after it nothing comes between the check and the write, unless the write has to
-        wait for room, and then the word comes first.
+        Waits for a slow reader; closing on a client that reads nothing is the server's task. News of a closed
+        connection takes one event-loop iteration; after it nothing comes between the check and the write, unless the
+        write has to wait for room, and then the word comes first.
         """
         ...
 
@@ -92,7 +92,7 @@ async def send_whole(send: Send, status: int, body: bytes, headers: Headers) -> 
 
 
 class _AnotherServers:
-    """The connection of a server without reports of it: everything has left at once, and no client is gone."""
+    """The connection of a server that tells nothing of it: everything has left at once, and no client is gone."""
 
     def answer(self, send: Send, status: int, body: bytes, headers: Headers) -> Awaitable[None]:
         return send_whole(send, status, body, headers)
