@@ -45,7 +45,7 @@ class Forwarded:
     def __init__(self) -> None:
         self.num_passed_on = 0
         self.num_refused = 0
-        """Those of them lost to a process away for too long, or ended before its answer."""
+        """Those of them refused: their process was away for too long, or ended before its answer."""
 
     def __repr__(self) -> str:
         return f"<Forwarded {self.num_passed_on} requests, {self.num_refused} refused>"
@@ -343,7 +343,7 @@ class _Way(asyncio.Protocol):
         return f"<_Way to {self._owner.name}>"
 
     def open(self, line: bytes, patience_s: float) -> None:
-        """Connect. A worker's first byte announces it."""
+        """Connect. A worker announces itself with its first byte."""
         if line:
             self._waiting.append(line)
         self._patience = self._client.loop.call_later(patience_s, self._lost_patience)

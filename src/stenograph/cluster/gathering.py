@@ -38,7 +38,7 @@ from stenograph.http.wire import ClientGone, count_error, header_value, read_bod
 from stenograph.session.keyed_openings import OpenedElsewhere
 
 LOOK_S = 5.0
-"""Longest time for a worker to answer a question of no cost."""
+"""Longest time for a worker to answer a cheap question."""
 
 MAX_BODY_BYTES = 2**20
 

@@ -24,7 +24,7 @@ _FILE = re.compile("[0-9a-f]{2}")
 class Owner:
     """Another process: a worker of this server at its `socket`, or another server, named by its address.
 
-    `refusal` is the error of a request without its answer.
+    `refusal` is the error for a request it leaves unanswered.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Owner:
         return self.socket is None
 
     def away(self) -> StenographError:
-        """The error of a request without its answer."""
+        """The error for a request it leaves unanswered."""
         return self.refusal or WorkerUnavailable(
             f"The process that has this session ({self.name}) has ended, and is being started again: ask again.",
             retry_after_s=RETRY_S,

@@ -56,7 +56,7 @@ from stenograph.store.folder import DataFolder
 log = logging.getLogger(__name__)
 
 MAX_FAILED_STARTS = 5
-"""Failing starts of a worker in a row; then the server ends."""
+"""Starts of a worker allowed to fail in a row; then the server ends."""
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 5.0
 
@@ -140,7 +140,7 @@ def _places(settings: Settings, stack: ExitStack) -> list[WorkerPlace]:
 
 @dataclass(slots=True)
 class _Process:
-    """A worker's process. `said` are its words so far, through a pipe."""
+    """A worker's process. `said` are its messages so far, through a pipe."""
 
     pid: int
     pipe: int
@@ -155,7 +155,7 @@ class _Process:
         return self.said.removeprefix(b"ready\n").decode(errors="replace").strip()
 
     def listen(self) -> None:
-        """Take its words."""
+        """Take its messages."""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self.pipe, 4096):
                 self.said += data

@@ -107,7 +107,7 @@ def stop(*, address: str = "auto") -> int:
 
 
 def variables_of(settings: Mapping[str, object]) -> dict[str, str]:
-    """Settings as variables of a server's environment. Raises StartupError for one of each machine's own."""
+    """Settings as variables of a server's environment. Raises StartupError for a per-machine setting."""
     if settings.get("advertise_url") is not None:
         raise StartupError("--advertise-url is each machine's own: leave it out, and Ray's address of it is taken")
     return {

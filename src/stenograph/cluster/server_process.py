@@ -25,7 +25,7 @@ _READY = re.compile(r"stenograph ready at http")
 
 
 class ServerProcess:
-    """A started server, and ready. `on_end` is called on another thread if it ends without `stop`."""
+    """A server, started and ready. `on_end` is called on another thread if it ends without `stop`."""
 
     def __init__(self, settings: Mapping[str, str], *, on_end: Callable[[int], None]) -> None:
         """Start it with `settings`, variables of its environment. Raises StartupError if it does not come up."""

@@ -1,7 +1,7 @@
 """The server's limits where it has several processes: each counts on a page read by all of them.
 
 Owns the page: memory made by a parent before it forks. A worker writes its own row alone, so nothing is locked. A
-turn is announced there before the others' rows are read: of two workers after the last place at once one may be
+turn is announced there before the others' rows are read: of two workers taking the last place at once one may be
 refused too many, never too few. Where sessions can leave memory, each worker may always use its share of the limits,
 and gives back the rest: nobody is refused because another's idle sessions are in memory.
 """

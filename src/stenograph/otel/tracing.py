@@ -26,7 +26,7 @@ from stenograph.otel.spans import EngineName
 
 
 class SpanExport(SpanSink, Protocol):
-    """A sink of spans to a collector, on a thread of its own."""
+    """A sink of spans for a collector, on a thread of its own."""
 
     @property
     def counts(self) -> Mapping[str, int]:

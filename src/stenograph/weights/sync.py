@@ -84,7 +84,7 @@ class WeightSync:
         return f"<WeightSync of {self.weights!r}>"
 
     async def find_version(self) -> str | None:
-        """Name of the sampling weights. An engine is asked where nobody has said it."""
+        """Name of the weights in use. An engine is asked where nobody has said it."""
         if self.weights.version is None:
             version = await self._engine.find_version()
             self.weights.name(self.weights.version or version)

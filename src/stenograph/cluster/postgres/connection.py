@@ -150,7 +150,7 @@ async def closed(connection: PgConnection) -> None:
 
 
 async def connect(url: str, *, name: str, timeout_s: float) -> PgConnection:
-    """A connection with durable commits by the time of their answer. Raises as asyncpg does."""
+    """A connection on which a commit is durable once answered. Raises as asyncpg does."""
     connection: PgConnection = await asyncpg().connect(
         url, timeout=timeout_s, server_settings={"application_name": f"stenograph {name}"}
     )

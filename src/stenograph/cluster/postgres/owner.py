@@ -112,7 +112,7 @@ class SharedOwner:
             await pause(self._clock, max(0.0, sent_at + period_s - self._clock.monotonic()))
 
     def give_up(self, lease: OwnerLease, why: str) -> None:
-        """Let go of a lease past all use, if it runs."""
+        """Let go of a lease, if it runs: nothing can be done with it."""
         if self.held() is lease:
             self._lose(why)
 

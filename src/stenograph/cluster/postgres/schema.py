@@ -9,7 +9,7 @@ from stenograph.cluster.postgres.connection import PgConnection, closed, connect
 from stenograph.core.errors import StartupError
 
 SCHEMA = 1
-"""The schema of this server, in `stenograph_schema`."""
+"""The schema written by this server, in `stenograph_schema`."""
 
 _LOCK = 0x53746E67
 """`Stng`: the advisory lock for one node at a time to bring the schema up to date."""

@@ -62,7 +62,7 @@ class Deletion(enum.Enum):
 
 
 class SharedRows(Protocol):
-    """A shared database. Every method raises DatabaseAway, after a time with its own bound, and StorageUnavailable
+    """A shared database. Every method raises DatabaseAway, after a time limit of its own, and StorageUnavailable
     where the database has refused: then nothing of it was done."""
 
     async def join(self, name: str, *, lease_s: float, instead_of: int | None) -> int:

@@ -239,7 +239,7 @@ class PostgresStore:
         return claimed
 
     async def _rows_settled(self, session_id: SessionId) -> None:
-        """Wait for the rows of a session on their way: a later read has them."""
+        """Wait for a session's rows on their way: a later read has them."""
         while any(job.tail.session_id == session_id for job in (*self._writing, *self._waiting)):
             await self._settled.wait()
 

@@ -161,7 +161,7 @@ class EngineTransport:
         """Send a request on as it came, to the path and query `target`.
 
         The caller chooses the headers to pass on; hop-by-hop ones never go on. Raises as `post` does, and
-        InvalidRequest for a path impossible on a request line.
+        InvalidRequest for a path unfit for a request line.
         """
         if not target.startswith("/") or not all("!" <= char <= "~" for char in target):
             raise InvalidRequest("The path must be percent-encoded, and begin with a slash.")
