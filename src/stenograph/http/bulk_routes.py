@@ -88,7 +88,7 @@ class SessionPage(TypedDict):
 
 
 class Deleted(TypedDict):
-    """The number of deleted sessions."""
+    """The number of sessions that were deleted."""
 
     deleted: Count
 

@@ -112,7 +112,7 @@ class OutcomeView(TypedDict):
 
 
 class Aborted(TypedDict):
-    """The number of running turns asked to end."""
+    """The number of running turns that were asked to end."""
 
     aborted: Count
 
