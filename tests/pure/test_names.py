@@ -52,3 +52,21 @@ def test_a_docstring_begins_with_a_subject_not_with_a_clause() -> None:
 )
 def test_a_clause_is_found_in_every_docstring(source: str, found: bool) -> None:
     assert any(map(CLAUSE.match, docstrings(ast.parse(source)))) is found
+
+
+RELATIVE = {"that", "which", "who", "whose", "what"}
+MOST_RELATIVE = 2.0
+"""In a hundred words of the docstrings of a room. trio, httpcore, msgspec and datasette have 0.8 to 1.8."""
+
+
+def words_of(room: str) -> list[str]:
+    paths = [path for path in MODULES if name_of(path).split("/")[0] == room]
+    return [
+        word.lower() for path in paths for text in docstrings(tree_of(path)) for word in re.findall(r"[A-Za-z']+", text)
+    ]
+
+
+@pytest.mark.parametrize("room", sorted({name_of(path).split("/")[0] for path in MODULES if "/" in name_of(path)}))
+def test_docstrings_say_what_a_thing_does(room: str) -> None:
+    words = words_of(room)
+    assert 100 * sum(word in RELATIVE for word in words) <= MOST_RELATIVE * len(words)
