@@ -1,4 +1,4 @@
-"""One rollout: its strands, the requests that run on it, and the replies that may be asked for again."""
+"""One rollout: its strands, the requests running on it, and the replies kept to be asked for again."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,11 +27,11 @@ from stenograph.trajectory.turn import Node, TurnStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOptions:
-    """Options that a session is created with. None is no limit.
+    """Options of a session, set at its creation. None is no limit.
 
-    `ttl_s`: seconds without a chat after which the session is dropped. Its requests are under the rules of `sampling`
-    and of `canonical`. `group` names the rollouts that a trainer compares with each other. `support`: its engine is
-    asked which ids could be sampled. `compat` is another server's contract that it keeps to. `cache_salt`: see there.
+    `ttl_s`: seconds without a chat before the session is dropped. Its requests are under the rules of `sampling` and of
+    `canonical`. `group` names rollouts for a trainer to compare with each other. `support`: its engine is asked for the
+    ids that could be sampled. `compat` is another server's contract, kept by the session. `cache_salt`: see there.
     """
 
     history: HistoryKind = HistoryKind.STRANDS
@@ -56,11 +56,11 @@ def _ignore() -> None:
 
 
 MAX_KEPT = 256
-"""Replies of a session that may be asked for again; the oldest goes first."""
+"""Replies of a session kept to be asked for again; the oldest goes first."""
 
 
 class _Kept(Struct, kw_only=True):
-    """A reply that may be asked for again, and how many requests had been started when it was committed.
+    """A reply kept to be asked for again, and how many requests had been started when it was committed.
 
     `strands` are those of its turns. `is_superseded`: another request with the same body was begun after it.
     """
@@ -93,24 +93,24 @@ class Session:
         self._kept: dict[RequestId, _Kept] = {}
         self._last_chat = now
         self.num_started = 0
-        """Requests that were begun on it."""
+        """Requests begun on it."""
         self._looked_at: set[int] = set()
         self.opened_by: RequestMark | None = None
-        """The request that opened it; None if it had no key."""
+        """The opening request; None if it had no key."""
         self.tail: Tail | None = None
         """The end of its rows in the store; None if it is kept in memory alone."""
         self.refusal: ModelMismatch | StorageUnavailable | None = None
         """The reason why it takes no turns: it can only be read, or it is another process's by now."""
         self._num_trained: dict[int, int] = {}
         self.num_counted_tokens = 0
-        """Number of its tokens that the manager has counted among those that all sessions hold."""
+        """Number of its tokens in the manager's count of all sessions' tokens."""
 
     def __repr__(self) -> str:
         return f"<Session {self.id} {self.strands!r}, {len(self._running)} requests run>"
 
     @property
     def running(self) -> list[RequestTask]:
-        """The turns that run now."""
+        """The turns running now."""
         return list(self._running.values())
 
     @property
@@ -125,13 +125,13 @@ class Session:
 
     @property
     def latest(self) -> Node | None:
-        """The turn that was committed last."""
+        """The latest committed turn."""
         strand = self.strands.latest
         return None if strand is None else strand.history.latest
 
     @property
     def is_full(self) -> bool:
-        """Whether a request runs that may keep another from running beside it."""
+        """Whether a running request may keep another from running beside it."""
         return self.is_busy and self.options.history is not HistoryKind.TREE
 
     def check_open(self) -> None:
@@ -145,24 +145,24 @@ class Session:
             only.check_free()
 
     def is_expired(self, now: float) -> bool:
-        """Whether it has been without a chat for longer than it may. One that is being deleted ends by that."""
+        """Whether it has been without a chat for longer than it may. A session being deleted ends by its deletion."""
         ttl_s = self.options.ttl_s
         return ttl_s is not None and not self.is_busy and not self.is_closing and now - self._last_chat >= ttl_s
 
     def refuse_new(self) -> None:
-        """Begin to be deleted: every turn is refused from now on. Those that run keep their leases until they end, and
+        """Begin to be deleted: every turn is refused from now on. Running ones keep their leases until they end, and
         commit nothing."""
         self.is_closing = True
         for turn in self._running.values():
             turn.run.may_commit = False
 
     def note_trained(self, num_by_node: Mapping[int, int]) -> None:
-        """Samples were given out that train so many sampled tokens of each of these turns, its first ones."""
+        """Samples were given out. They train so many sampled tokens of each of these turns, its first ones."""
         for node_id, num_tokens in num_by_node.items():
             self._num_trained[node_id] = max(num_tokens, self._num_trained.get(node_id, 0))
 
     def num_tokens_by_fate(self) -> dict[TokenFate, int]:
-        """Its sampled tokens, each once, by what became of them so far."""
+        """Its sampled tokens, each once, by their fate so far."""
         found = dict.fromkeys(TokenFate, 0)
         gone = dict(self._num_trained)
         for node in self.nodes:
@@ -180,12 +180,12 @@ class Session:
         return TokenFate.ABORTED if node.turn.status is TurnStatus.ABORTED else TokenFate.UNTRAINED
 
     def close(self) -> None:
-        """Let go of what refers back to the session, so that it is given back at once."""
+        """Drop the references back to the session, to free it at once."""
         self.on_closed()
         self._kept.clear()
 
     def is_first_look(self, leaf_id: int) -> bool:
-        """Whether the drift of the line that ends with this node is looked at for the first time."""
+        """Whether the drift of the line down to this node is looked at for the first time."""
         is_first = leaf_id not in self._looked_at
         self._looked_at.add(leaf_id)
         return is_first
@@ -197,15 +197,15 @@ class Session:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody is at work on it: no request that names it is being read, run or answered."""
+        """Whether nobody is at work on it: no request naming it is being read, run or answered."""
         return not self._running and not self.is_closing and self.ledger.num_open == 0
 
     def find_repeated(self, identity: RequestIdentity) -> RequestTask | KeptReply | StoredReply | None:
-        """The turn that a request asks for again: one that runs, or one whose reply is still kept for it.
+        """The turn repeated by a request: one running, or one with its reply still kept for it.
 
-        A kept reply that was delivered is given again only to the key it was asked for with: the same body without a
-        key may be an agent that wants another reply. If it has asked for that, whatever came of it, a retry without a
-        key is not of the turn before. Raises IdempotencyMismatch.
+        A delivered reply is given again only to the key of its request: the same body without a key may be an agent
+        that wants another reply. If it has asked for another, with or without success, a retry without a key is not of
+        the turn before. Raises IdempotencyMismatch.
         """
         for turn in self._running.values():
             known = turn.identity
@@ -233,8 +233,7 @@ class Session:
         self._running[turn.request_id] = turn
 
     def ended(self, turn: RequestTask, *, now: float, committed: bool) -> None:
-        """A turn is over. One that was committed is kept, and drops those of its strand that had been committed when
-        it began."""
+        """A turn is over. A committed one is kept, and drops those of its strand already committed when it began."""
         del self._running[turn.request_id]
         self._last_chat = now
         if not committed:
@@ -262,8 +261,8 @@ class Session:
         *,
         is_superseded: bool = False,
     ) -> None:
-        """Keep the reply of a request that was begun as number `order` and took these strands further, if it has one
-        to keep, and no longer those that were committed there before it began."""
+        """Keep the reply of the request begun as number `order`, if it has one to keep, and drop those committed in
+        these strands, its own, before it began."""
         for id_, kept in [*self._kept.items()]:
             if kept.num_started < order and not kept.strands.isdisjoint(strands):
                 del self._kept[id_]
@@ -276,12 +275,12 @@ class Session:
         )
 
     def order_of(self, request_id: RequestId) -> int:
-        """The number of a request that runs, among those of the session as they were begun."""
+        """The number of a running request, among those of the session as they were begun."""
         return self._running[request_id].order
 
     def replay(self, commit: SessionCommit) -> list[tuple[Strand, Node]]:
-        """Make a commit that was made before this process began: its nodes, each with its strand. Raises ValueError if
-        it has no place here.
+        """Make a commit from before this process: its nodes, each with its strand. Raises ValueError if it has no place
+        here.
 
         The reply is kept as after the commit; nobody knows any more whether it was delivered.
         """

@@ -1,7 +1,7 @@
 """The sessions that exist, in memory and in the store: opened, found, read, listed, evicted, expired, forgotten.
 
-Owns the table of those in memory and the count of their tokens. Knows no turn: what runs on a session, and how that
-ends, is the manager's. All state changes are synchronous.
+Owns the table of those in memory and the count of their tokens. Knows no turn: those running on a session, and their
+ends, are the manager's. All state changes are synchronous.
 """
 
 import itertools
@@ -31,7 +31,7 @@ from stenograph.session.storage import FORGOTTEN_TURNS, ListedSession, SessionSt
 from stenograph.trajectory.commits import RequestMark
 
 FILE_DIGITS = "00"
-"""The beginning of the ids of sessions in the store, which names their file, where the server has one process."""
+"""The beginning of the ids of sessions in the store, and the name of their file, where the server has one process."""
 
 
 def _ignore(_: SessionId) -> None:
@@ -53,7 +53,7 @@ class Sessions:
         on_gone: Callable[[SessionId], None] = _ignore,
     ) -> None:
         """`digits` begin the ids of new sessions, `capacity` is shared with others; both where there are several
-        processes. `on_gone` is called with the id of each session that is deleted or has expired."""
+        processes. `on_gone` is called with the id of each deleted or expired session."""
         self._clock = clock
         self.capacity = capacity or Capacity(limits, evicts=storage is not None)
         self._digits = digits or ("" if storage is None else FILE_DIGITS)
@@ -63,18 +63,18 @@ class Sessions:
         """The sessions on disk; None if there are none but in memory."""
         self._sessions: dict[SessionId, Session] = {}
         self._recent: OrderedDict[SessionId, None] = OrderedDict()
-        """Where there is a store, the same sessions: the one whose last chat is longest ago first."""
+        """Where there is a store, the same sessions: the one idle longest first."""
         self._looked = LookedSessions(clock)
         self.num_forgotten = 0
-        """Sessions that have left memory."""
+        """Sessions gone from memory."""
         self.num_evicted = 0
-        """Those of them that are in the store still."""
+        """Those of them still in the store."""
 
     def __repr__(self) -> str:
         return f"<Sessions {len(self._sessions)} in memory>"
 
     def __contains__(self, session_id: str) -> bool:
-        """Whether a session is in memory, also one that is being deleted."""
+        """Whether a session is in memory, even while it is being deleted."""
         return session_id in self._sessions
 
     def __iter__(self) -> Iterator[SessionId]:
@@ -97,7 +97,7 @@ class Sessions:
 
     @property
     def num_sessions(self) -> int:
-        """Sessions that are held now, those that are being deleted included."""
+        """Sessions held now, including those being deleted."""
         return len(self._sessions)
 
     def create(self, options: SessionOptions) -> Session:
@@ -132,7 +132,7 @@ class Sessions:
             self._recent[session.id] = None
 
     def _make_room(self) -> None:
-        """See that one more session may be in memory. Raises LimitExceeded."""
+        """Check for room in memory for one more session. Raises LimitExceeded."""
         most = self.capacity.limits.max_sessions
         room = most - self.capacity.elsewhere.num_sessions
         if len(self._sessions) >= room:
@@ -146,14 +146,13 @@ class Sessions:
             )
 
     def give_way(self) -> None:
-        """Let go of idle sessions in whose room another process wants to have its own, and of those that were only
-        looked at."""
+        """Let go of idle sessions whose room another process wants for its own, and of those only looked at."""
         self._looked.expire()
         self.evict(self.capacity.num_sessions_lent, self.capacity.num_tokens_lent)
 
     def evict(self, num_sessions: int, num_tokens: int) -> None:
-        """Let go of sessions that nobody works on and that the store has, those that were idle longest first, until
-        that many are gone, and that many tokens."""
+        """Let go of sessions that nobody works on and the store has, the longest idle first, until so many sessions and
+        so many tokens are gone."""
         if self.storage is None or (num_sessions <= 0 and num_tokens <= 0):
             return
         chosen: list[Session] = []
@@ -173,7 +172,7 @@ class Sessions:
         self.num_forgotten += len(chosen)
 
     async def wake(self, session_id: str) -> Session:
-        """The live session of that id, read from the store if it is not in memory.
+        """The live session with the id, read from the store if it is not in memory.
 
         Raises SessionNotFound, SessionDamaged, StorageUnavailable, SessionElsewhere, or LimitExceeded if no more may be
         in memory.
@@ -189,19 +188,19 @@ class Sessions:
         return session
 
     async def look(self, session_id: str) -> Session:
-        """A session to be read: the live one, or what the store has of it, which wakes nothing. Raises as `wake`."""
+        """A session to be read: the live one, or the store's copy without waking it. Raises as `wake`."""
         if self.storage is None or session_id in self._sessions:
             return self.get(session_id)
         return await self.storage.read(session_id, takes=False)
 
     async def look_again(self, session_id: str) -> Session:
-        """As `look`, for a person who looks at page after page: what the store has may be as it was a moment ago."""
+        """As `look`, for a person going through page after page: the store's copy may be a moment old."""
         if self.storage is None or session_id in self._sessions:
             return self.get(session_id)
         return await self._looked.read(self.storage, session_id)
 
     def get(self, session_id: str) -> Session:
-        """The live session of that id. Raises SessionNotFound, also for one that is being deleted or has expired."""
+        """The live session with the id. Raises SessionNotFound, also for one being deleted or expired."""
         session = self._sessions.get(SessionId(session_id))
         if session is None or session.is_closing:
             raise SessionNotFound(session_id)
@@ -211,14 +210,14 @@ class Sessions:
         return session
 
     def has(self, session_id: str) -> bool:
-        """Whether there is a live session of that id."""
+        """Whether there is a live session with the id."""
         session = self._sessions.get(SessionId(session_id))
         if session is None or session.is_closing:
             return False
         return not session.is_expired(self._clock.monotonic())
 
     async def put_outcome(self, session_id: str, outcome: SessionOutcome) -> None:
-        """Set a session's outcome, durably where there is a store, in place of one that it has. Raises as `wake`, and
+        """Set a session's outcome, durably where there is a store, in place of an earlier one. Raises as `wake`, and
         StorageUnavailable."""
         session = await self.wake(session_id)
         if self.storage is None or session.tail is None:
@@ -228,7 +227,7 @@ class Sessions:
         await keep_outcome(self.storage.store, session, outcome, at=idle_since)
 
     def note_trained(self, session: Session, num_by_node: Mapping[int, int]) -> None:
-        """Samples of a session were given out, which may have been read to be looked at: as `Session.note_trained`."""
+        """Samples of a session were given out, perhaps of one only read to be looked at: as `Session.note_trained`."""
         self._sessions.get(session.id, session).note_trained(num_by_node)
         if self.storage is not None:
             self.storage.note_trained(session.id, num_by_node)
@@ -247,8 +246,8 @@ class Sessions:
         return [self._sessions[id_] for id_ in itertools.islice(filter(self.has, ids), limit)]
 
     def expire(self) -> int:
-        """Drop sessions that have been idle for longer than they may, until those had FORGOTTEN_TURNS; returns how many
-        were dropped. The others, which nobody finds any more, go with the next calls."""
+        """Drop sessions past their idle limit, until those had FORGOTTEN_TURNS; returns how many were dropped. The
+        others cannot be found any more and go with the next calls."""
         now, num_turns = self._clock.monotonic(), 0
         expired = [session for session in self._sessions.values() if session.is_expired(now)]
         for num_dropped, session in enumerate(expired):
@@ -259,7 +258,7 @@ class Sessions:
         return len(expired)
 
     async def page_kept(self, *, limit: int, after: str | None) -> "list[Session | ListedSession]":
-        """As `page`, with those in the store; one that is in memory is the live one."""
+        """As `page`, with those in the store; one in memory is the live one."""
         if self.storage is None:
             return [*self.page(limit=limit, after=after)]
         self.expire()
@@ -268,7 +267,7 @@ class Sessions:
         return [one for one in shown if isinstance(one, ListedSession) or self.has(one.id)]
 
     async def expire_kept(self) -> None:
-        """Delete sessions in the store that have been idle for longer than they may."""
+        """Delete sessions in the store past their idle limit."""
         if self.storage is None or self.storage.store.failure is not None:
             return
         for session_id in await self.storage.expired():
@@ -277,7 +276,7 @@ class Sessions:
                     await self.remove(session_id, SessionEnd.EXPIRED)
 
     def let_go(self, session_id: SessionId, why: StorageUnavailable) -> Session | None:
-        """Let go of a session that another process may have by now; whoever still works on it is refused by `why`."""
+        """Let go of a session, perhaps another process's by now; requests still working on it are refused by `why`."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
             session.refusal = why
@@ -287,7 +286,7 @@ class Sessions:
         return session
 
     def log_stopped(self) -> None:
-        """Log the end of each session that ends with the process."""
+        """Log the end of each session at the end of the process."""
         now = self._clock.wall()
         for session in self._sessions.values():
             log_session_end(session, STOPPED, age_s=now - session.created_at, fates=session.num_tokens_by_fate())
@@ -316,7 +315,7 @@ class Sessions:
             self._tell_gone(session, end)
 
     async def remove(self, session_id: str, end: SessionEnd) -> None:
-        """Delete a session that is in the store alone. Raises SessionNotFound or StorageUnavailable."""
+        """Delete a session found in the store alone. Raises SessionNotFound or StorageUnavailable."""
         assert self.storage is not None, "there is a store"
         self._looked.drop(session_id)
         session = await self.storage.remove(session_id)

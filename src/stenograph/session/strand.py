@@ -1,8 +1,8 @@
 """The strands of a session: each has a history and leases of its own, and a request belongs to one of them.
 
-`Strands` finds the strand of a request, and counts what all of them hold. A linear session and a tree have one strand,
-whatever a request begins with. Changed on the loop alone. Which strand a request is of never depends on what a client
-says of itself, but for the agent id that is a part of its opening.
+`Strands` finds the strand of a request, and counts the tokens and turns of all of them. A linear session and a tree
+have one strand, whatever a request begins with. Changed on the loop alone. A request's strand never depends on the
+client's word, but for the agent id in its opening.
 """
 
 import itertools
@@ -32,21 +32,21 @@ from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext, line_
 _BETWEEN_ELEMENTS = b", \t\r\n"
 
 NUM_KNOWN = 16
-"""Strands whose latest request and line are kept as text, to be known again: those that committed last."""
+"""Strands whose latest request and line are kept as text, to be known again: the latest to commit."""
 
 
 NUM_FORKS = 8
-"""Forks of one opening among which a request finds the one that it goes on with; older ones are only kept."""
+"""Forks of one opening among which a request finds the one to go on with; older ones are only kept."""
 
 
 class Strand(Struct, eq=False, kw_only=True):
-    """The turns of a session that have one opening, and who may add to them.
+    """The turns of a session with one opening, and the right to add to them.
 
-    While a turn runs on one that is `exclusive`, no other may: whoever is refused holds nothing.
-    `number` counts the session's strands in the order of their first commits; None before. `continues` is the strand
-    whose work this one goes on with, after the client rewrote its history, and `chapter` counts those before it.
-    `label` is what rules say of the request that opened it, `last_kind` of the one that was committed last.
-    `fork_of` is the strand with the same opening from whose last turn this one parts, with another reply.
+    While a turn runs on one that is `exclusive`, no other may: a refused request holds nothing. `number` counts the
+    session's strands in the order of their first commits; None before. After the client rewrote its history,
+    `continues` is the strand before this one in the same work, and `chapter` counts those before it. `label` is the
+    rules' word on the opening request, `last_kind` on the latest committed one. `fork_of` is a strand with the same
+    opening: this one parts from its last turn, with another reply.
     """
 
     history: History
@@ -62,13 +62,13 @@ class Strand(Struct, eq=False, kw_only=True):
     label: Label = UNLABELLED
     last_kind: StrandKind | None = None
     num_running: int = 0
-    """Turns that run on it: the leases that requests hold."""
+    """Turns running on it: the leases held by requests."""
 
     def __repr__(self) -> str:
         return f"<Strand {self.number} {self.history!r} running={self.num_running}>"
 
     def check_free(self) -> None:
-        """Raise SessionBusy while a turn runs that allows none beside it."""
+        """Raise SessionBusy while an exclusive turn runs."""
         if self.exclusive and self.num_running:
             raise SessionBusy(self.session_id)
 
@@ -90,19 +90,19 @@ class Strands:
         compat: Compat | None = None,
     ) -> None:
         self.pins = PinnedOpenings(pins, strips=isinstance(matcher, HarnessMatcher)) if pins else None
-        """The openings that requests are spelled as, where rules say so."""
+        """The openings in whose spelling requests are put, where rules say so."""
         self.session_id = session_id
         self._matcher = matcher
         self._after_length = after_length
         self.compat = compat
-        """Another server's contract that the session keeps to."""
+        """Another server's contract, kept by the session."""
         self._ids = itertools.count()
         self._by_key: dict[bytes, Strand] = {}
         self._latest: list[Strand] = []
         self._has_compaction = False
         self._kept: list[Strand] = []
         self._opening: set[Strand] = set()
-        """Those without a turn in which a request has a place."""
+        """Those without a turn where a request has a place."""
         self.num_turns = 0
         self.num_tokens = 0
         self.discarded = Discarded()
@@ -120,12 +120,12 @@ class Strands:
 
     @property
     def kept(self) -> Sequence[Strand]:
-        """Those that have turns or had one, in the order of their first commits. A view."""
+        """Those with a turn, now or before, in the order of their first commits. A view."""
         return self._kept
 
     @property
     def latest(self) -> Strand | None:
-        """The strand that committed last."""
+        """The latest strand to commit."""
         return self._latest[0] if self._latest else None
 
     @property
@@ -136,7 +136,7 @@ class Strands:
         return sorted((node for strand in self._kept for node in strand.history.nodes), key=_id)
 
     def known(self, dialect: str, body: bytes) -> Sequence[KnownMessages]:
-        """The beginnings that a body may have: the latest messages of the strands that committed last."""
+        """The possible beginnings of a body: the latest messages of the strands that committed last."""
         found: list[KnownMessages] = []
         for strand in self._latest:
             if (one := strand.line.known) is not None and one.dialect == dialect:
@@ -161,7 +161,7 @@ class Strands:
         return None if node is None else node.turn.reply.message
 
     def of_chat(self, request: ChatRequest, context: PromptContext, agent_id: str) -> Strand:
-        """The strand that a chat belongs to; a new one, without a turn, if none has its opening."""
+        """The strand of a chat; a new one, without a turn, if none has its opening."""
         if self.only is not None:
             return self.only
         if request.known is not None:
@@ -180,13 +180,13 @@ class Strands:
         return found if found.fork_of is None else _of_forks(found, request.messages, context)
 
     def fork(self, strand: Strand) -> Strand:
-        """A strand, without a turn, for a request that parts from the last turn of this one with another reply."""
+        """A strand, without a turn, for a request parting from the last turn of this one with another reply."""
         fork = self._new(strand.key, strand.agent_id)
         fork.fork_of = strand
         return fork
 
     def seen(self, request: ChatRequest, context: PromptContext, agent_id: str) -> Strand:
-        """The strand that a chat belongs to, as it is now: for who takes no place in it, while others may commit."""
+        """The strand of a chat, as it is now: for a request without a place in it, while others may commit."""
         strand = self.of_chat(request, context, agent_id)
         self.released(strand)
         return Strand(
@@ -200,7 +200,7 @@ class Strands:
         )
 
     def of_ids(self, ids: "array[int]", taken: Container[Strand] = ()) -> Strand:
-        """The strand with the longest line that a prompt begins with; a new one if there is none.
+        """The strand with the longest line at the beginning of a prompt; a new one if there is none.
 
         Those `taken` have another prompt of the same request: none can be after the other's reply.
         """
@@ -217,7 +217,7 @@ class Strands:
         return self._new(None, "") if best is None else best
 
     def pinned(self, pins: PinnedOpenings, request: ChatRequest, agent_id: str) -> ChatRequest:
-        """A chat as the strand that it belongs to is spelled. One that another strand has as it is stays so."""
+        """A chat in the spelling of its strand. It stays as it is if another strand has it so."""
         pinned = pins.pinned(request, "" if self.only is not None else agent_id)
         if pinned is request or self.only is not None:
             return pinned
@@ -226,11 +226,11 @@ class Strands:
         return request if opening_key(request.messages, context, agent_id, strips=strips) in self._by_key else pinned
 
     def kinds(self, *, beside_tools: bool = False) -> Sequence[StrandKind]:
-        """The kind of each strand that is kept, as it is now, or once there is one with tools besides."""
+        """The kind of each kept strand, as it is now, or once there is one with tools besides."""
         return kinds_of([_sight(strand) for strand in self._kept], beside_tools=beside_tools)
 
     def before(self, strand: Strand, messages: Sequence[Message]) -> "list[tuple[Strand, list[Node]]]":
-        """The strands that a new one may go on with the work of, the latest first, with their turns as they are now."""
+        """The strands whose work a new one may continue, the latest first, with their turns as they are now."""
         if self.only is not None or strand.number is not None:
             return []
         if not self._has_compaction and all(message.role is not Role.ASSISTANT for message in messages):
@@ -247,7 +247,7 @@ class Strands:
         label: Label = UNLABELLED,
         request: ChatRequest | None = None,
     ) -> tuple[Node, Sequence[Node]]:
-        """Keep a turn in its strand, in one step: its node, and those that it replaces.
+        """Keep a turn in its strand, in one step: its node, in place of those replaced.
 
         `prompt` None: no text of its line is at hand; `request` is the chat's. Raises SessionInvariant if its place is
         no more.
@@ -285,7 +285,7 @@ class Strands:
         return node, gone
 
     def replay(self, placed: PlacedTurn, label: Label) -> tuple[Strand, Node]:
-        """Keep a turn that was committed before, where it was: its strand and its node.
+        """Restore a committed turn to its place: its strand and its node.
 
         Raises ValueError if it has no such place here.
         """
@@ -313,7 +313,7 @@ class Strands:
         return self._kept[number]
 
     def take(self, strand: Strand, most: int) -> None:
-        """Take a place in a strand that may be new. Raises BudgetSpent if there are `most` without it."""
+        """Take a place in a strand, perhaps a new one. Raises BudgetSpent if there are `most` without it."""
         if self.only is None and strand.number is None:
             num = len(self._kept) + sum(one.number is None for one in self._opening)
             if num >= most:
@@ -326,7 +326,7 @@ class Strands:
             self._opening.add(strand)
 
     def released(self, strand: Strand) -> None:
-        """A place was given back. Forget a strand without a turn that nobody works on any more."""
+        """A place was given back. Forget a strand without a turn once nobody works on it."""
         if strand.num_running:
             return
         self._opening.discard(strand)
@@ -343,9 +343,8 @@ class Strands:
 class Leases(Struct, eq=False):
     """The places of one request's turns in the strands of its session, each a lease of its strand. Give them back.
 
-    `strands` None: the request has no session, and each turn a strand that nobody else sees. `agent_id` is the client's
-    own id of the agent that asks, `label` what rules say of the request, `max_strands` the most that the session may
-    have.
+    `strands` None: the request has no session, and each turn a strand of its own, seen by nobody else. `agent_id` is
+    the client's own id of the asking agent, `label` the rules' word on the request, `max_strands` the session's limit.
     """
 
     strands: Strands | None
@@ -353,11 +352,11 @@ class Leases(Struct, eq=False):
     label: Label = UNLABELLED
     max_strands: int = 1000
     taken: list[Strand] = []
-    """The strands in which it has a place, also when that has been given back."""
+    """The strands where it has or had a place."""
     num_leases: int = 0
-    """Places that it holds: the first ones of those, or none."""
+    """Places held: the first ones of those, or none."""
     spent: BudgetSpent | None = None
-    """The reason for which a chat has no place: its session has all its strands. Refuse the request by it."""
+    """The reason for a chat's lack of a place: its session has all its strands. Refuse the request by it."""
 
     def __repr__(self) -> str:
         return f"<Leases {self.num_leases}>"
@@ -382,7 +381,7 @@ class Leases(Struct, eq=False):
         return _alone() if self.strands is None else self._take(self.strands.of_ids(ids, self.taken))
 
     def num_tokens_before(self, places: Sequence[tuple[Strand, Attachment]]) -> int:
-        """Tokens of the session that will stay if turns are committed at these places."""
+        """Tokens of the session left if turns are committed at these places."""
         if self.strands is None:
             return 0
         goes = {id(strand): strand.history.num_tokens - strand.history.num_tokens_before(at) for strand, at in places}
@@ -390,11 +389,11 @@ class Leases(Struct, eq=False):
 
     @property
     def is_side(self) -> bool:
-        """Whether a rule says that the request is no part of the work."""
+        """Whether a rule puts the request outside of the work."""
         return self.label.kind is not None and self.label.kind not in TRAINED_KINDS
 
     def before(self, strand: Strand, messages: Sequence[Message]) -> "list[tuple[Strand, list[Node]]]":
-        """The strands that this one may be a chapter of, the latest first; none if it is known for something else."""
+        """The strands of which this one may be a chapter, the latest first; none if it is known for something else."""
         return [] if self.strands is None or self.is_side else self.strands.before(strand, messages)
 
     def continued_by_fork(
@@ -406,7 +405,7 @@ class Leases(Struct, eq=False):
         return chapter_of([(strand, list(strand.history.nodes))], request, context)
 
     def fork(self, strand: Strand) -> Strand:
-        """Take a place in a strand beside this one, in which it has one."""
+        """Take a place in a strand beside this one; it has one here."""
         assert self.strands is not None, "only a session has strands"
         return self._take(self.strands.fork(strand))
 
@@ -430,8 +429,8 @@ class Leases(Struct, eq=False):
 
 
 class Onlooker(Leases):
-    """A request that makes no turn: it looks at its place and takes none, so that it never waits and is never refused
-    for another that runs."""
+    """A request without a turn: it looks at its place and takes none, so it never waits for a running one and is never
+    refused for it."""
 
     def of_chat(self, request: ChatRequest, context: PromptContext) -> Strand:
         return _alone() if self.strands is None else self.strands.seen(request, context, self.agent_id)
@@ -444,7 +443,7 @@ class Onlooker(Leases):
 
 
 def _of_forks(newest: Strand, messages: Sequence[Message], context: PromptContext) -> Strand:
-    """The strand, of the last forks, after whose last turn a request goes on; the newest if there is none."""
+    """The strand, of the last forks, with the last turn before this request; the newest if there is none."""
     one: Strand | None = newest
     for _ in range(NUM_FORKS):
         if one is None:
@@ -466,8 +465,8 @@ def _alone() -> Strand:
 def chapter_of(
     before: "Sequence[tuple[Strand, list[Node]]]", request: ChatRequest, context: PromptContext
 ) -> Strand | None:
-    """The strand that a new one goes on with the work of: it generated a reply that stands in the new one's prompt, or
-    it ended with a compaction and has the same frame. Pure: a worker may call it."""
+    """The strand whose work a new one continues: it generated a reply in the new one's prompt, or it ended with a
+    compaction and has the same frame. Pure: a worker may call it."""
     messages = request.messages
     found = earlier_line(messages, [line for _, line in before], request.replies_of)
     if found is not None:

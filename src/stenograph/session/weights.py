@@ -1,12 +1,12 @@
-"""The policy's weights as turns see them: their name, whether new turns wait, and which turns a change reaches.
+"""The policy's weights as turns see them: their name, whether new turns wait, and the turns reached by a change.
 
-`Weights` is that state; every method is synchronous. `WeightSync` changes it: it tells the engines what a trainer says,
-one change at a time. Its `Followers` take over each state: they hold their turns before an engine is told, and let them
-go on after. Sessions, ids and histories are not touched.
+`Weights` is this state; every method is synchronous. `WeightSync` changes it: it passes a trainer's orders to the
+engines, one change at a time. Its `Followers` take over each state: they hold their turns before an engine is told, and
+let them go on after. Sessions, ids and histories are not touched.
 
-Invariants. A turn that is let in is in `runs` until it ends. A turn that was in `runs` at any moment between a change's
-beginning and its end cannot tell by itself which weights sampled which token: only an engine that reports it for each
-token can. `num_changes` is odd while a change is under way, so a turn needs to remember one number.
+Invariants. An admitted turn is in `runs` until it ends. A turn in `runs` at any moment between a change's beginning and
+its end cannot tell by itself which weights sampled a token: only an engine's report for each token can. `num_changes`
+is odd while a change is under way, so a turn needs to remember one number.
 """
 
 import asyncio
@@ -24,15 +24,15 @@ from stenograph.core.weights import (
 log = logging.getLogger(__name__)
 
 PAUSED_RETRY_S = 5.0
-"""Seconds after which a turn that was paused until its deadline is told to come again."""
+"""Delay before the retry of a turn paused until its deadline, in seconds."""
 
 
 class SyncState(Struct, frozen=True, kw_only=True):
-    """The whole state of a `WeightSync`: a follower of the last one has missed nothing that still holds.
+    """The whole state of a `WeightSync`: a follower of the last one has missed nothing still valid.
 
     `num_taken` changes of weights were taken by an engine, the last of them named `version`; the engines `lacking` have
-    to take it still. `path` is the folder of the weights that were loaded last, `last_update` the command, if no other
-    weights have come since. `addresses` are those of the engines, where they have any.
+    to take it still. `path` is the folder of the weights loaded last, `last_update` the command, if no other weights
+    have come since. `addresses` are those of the engines, where they have any.
     """
 
     is_paused: bool = False
@@ -57,29 +57,29 @@ class UpdateOutcome(enum.StrEnum):
 
 
 class Followers(Protocol):
-    """Takers of a `WeightSync`'s states, whose turns are sampled by the same engines."""
+    """Takers of a `WeightSync`'s states. The same engines sample their turns."""
 
     async def hold(self, state: SyncState) -> int:
-        """Have all take a state in which turns wait; returns how many turns they run. Raises WorkerUnavailable if one
+        """Have all take a state with waiting turns; returns how many turns they run. Raises WorkerUnavailable if one
         does not answer."""
         ...
 
     async def follow(self, state: SyncState) -> None:
-        """Have all take a state; one that does not answer takes it when it can."""
+        """Have all take a state; without an answer from one, it takes it when it can."""
         ...
 
     async def abort_all(self) -> int:
-        """End every turn with what it has; returns how many there were."""
+        """End every turn with its tokens so far; returns how many there were."""
         ...
 
     async def change_engines(self, state: SyncState) -> None:
-        """Have all use the engines of a state; returns when the turns at those that leave have ended. Raises
-        InvalidRequest for one that cannot join."""
+        """Have all use the engines of a state; returns when the turns at leaving ones have ended. Raises InvalidRequest
+        for one unable to join."""
         ...
 
 
 class Freezable(Protocol):
-    """A request whose deadline can stand still."""
+    """A request with a deadline that can stand still."""
 
     def freeze(self) -> None:
         """Stop its clock."""
@@ -91,7 +91,7 @@ class Freezable(Protocol):
 
 
 class Weights:
-    """The name of the weights that sample now, and the gate before the engines.
+    """The name of the weights in use, and the gate before the engines.
 
     `version` None: neither the settings nor a trainer nor the engine has named them.
     """
@@ -104,9 +104,9 @@ class Weights:
         """Whether new turns wait: generation is paused, or a change is under way."""
         self.num_changes = 0
         self.num_taken = 0
-        """Changes that an engine took, also those of the state that this one began with."""
+        """Changes taken by an engine, also those of the state given at the beginning."""
         self.num_mixed_turns = 0
-        """Turns whose weights changed, and nobody knows for which tokens."""
+        """Turns whose weights changed, for unknown tokens."""
         self.outcomes: Counter[UpdateOutcome] = Counter()
         self.runs: set[Freezable] = set()
         self._is_frozen = False
@@ -137,33 +137,33 @@ class Weights:
         self.is_paused = self.is_held = True
 
     def release(self) -> None:
-        """Let turns in again, and the clocks of those that stood still go on."""
+        """Let turns in again, and start the stopped clocks again."""
         self.is_paused = False
         self._let_in()
 
     def freeze(self) -> None:
-        """Stop the clocks of all turns that run."""
+        """Stop the clocks of all running turns."""
         self._is_frozen = True
         for run in self.runs:
             run.freeze()
 
     def oldest_since(self, num_changes: int) -> str | None:
-        """Name of the oldest weights that may have sampled for a turn that began at `num_changes`."""
+        """Name of the oldest weights possibly used by a turn begun at `num_changes`."""
         return self._names[num_changes // 2]
 
     def name(self, version: str | None) -> None:
-        """Take an engine's word for the name of the weights that are there."""
+        """Take an engine's word for the name of its weights."""
         self.version = self._names[-1] = version
 
     def begin_change(self) -> None:
-        """Other weights come: hold new turns, and stop the clocks of those that run, until `end_change`."""
+        """Other weights come: hold new turns, and stop the clocks of running ones, until `end_change`."""
         assert not self.is_changing, "one change at a time"
         self.num_changes += 1
         self.is_held = True
         self.freeze()
 
     def end_change(self, version: str | None) -> None:
-        """The change is over; `version` names the weights that are there now, None: they are those of before."""
+        """The change is over; `version` names the weights now in use, None: the same as before."""
         assert self.is_changing, "a change has begun"
         if version is None:
             self.num_changes -= 1
@@ -172,7 +172,7 @@ class Weights:
         self._let_in()
 
     def follow(self, state: SyncState) -> None:
-        """Be as a `WeightSync` elsewhere says. A change that is over already has reached what runs here."""
+        """Follow a `WeightSync` elsewhere. A change already over has reached the turns here."""
         self.is_paused = state.is_paused
         if state.num_taken != self.num_taken:
             self.num_changes |= 1
