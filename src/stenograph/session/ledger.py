@@ -1,6 +1,6 @@
-"""The ledger of a session: every request that named it, in order, whatever became of it.
+"""The ledger of a session: every request naming it, in order, with any outcome.
 
-Owns the rows, and `LedgerNote`, which ends one. Knows neither what a request asks for nor how a row is written for a
+Owns the rows, and `LedgerNote` to end one. Knows neither the contents of a request nor how a row is written for a
 client; `RequestLedger` is pure, its caller has the time. A row takes 54 bytes, and 2 for each overlap and each rewrite;
 texts are kept once. The first 10,000 requests have rows, later ones are counted.
 """
@@ -21,25 +21,25 @@ from stenograph.session.turn import TurnOutcome
 from stenograph.trajectory.commits import LedgerRow
 
 ECHO = Label(kind=StrandKind.ECHO, rule="echo")
-"""The label of a request that was its strand's last reply once more."""
+"""The label of a request for its strand's last reply once more."""
 
 ROWS_AT_ONCE = 512
-"""Rows that are made at once where all are wanted."""
+"""Rows made at once where all are wanted."""
 
 MAX_ROWS = 10_000
-"""Number of requests that have a row. A number fits in 16 bits."""
+"""Number of requests with a row. A number fits in 16 bits."""
 
 MAX_LISTED = 16
-"""Number of overlaps that a row has, and of rewrites."""
+"""Number of overlaps in a row, and of rewrites."""
 
 MAX_CLIENT_TEXTS = 256
-"""Number of different texts that clients can make a ledger keep: paths and user agents."""
+"""Number of different texts kept in a ledger for clients: paths and user agents."""
 
 MAX_TEXT_CHARS = 200
-"""The part of such a text that is kept."""
+"""The kept part of such a text."""
 
 OTHER_TEXT = "…"
-"""Stands for every text beyond those that are kept."""
+"""Stands for every text beyond the kept ones."""
 
 _BEGUN = struct.Struct("<dHHH")
 """received_s, indices of path, dialect, client."""
@@ -54,7 +54,7 @@ NaN, 0 and -1 stand for None.
 """
 
 _NOT_ENDED = _LABELLED.pack(0) + _ENDED.pack(math.nan, 0, 0, -1, -1, 0, 0, 0, 0, 0, 0)
-"""The rest of the row of a request that runs, and has no label."""
+"""The rest of the row of a running request without a label."""
 
 _LABEL_AT = _BEGUN.size
 _END_AT = _LABEL_AT + _LABELLED.size
@@ -62,7 +62,7 @@ _ROW_BYTES = _END_AT + _ENDED.size
 
 
 class RequestLedger:
-    """The requests of one session. `num_requests` counts all, also those that have no row."""
+    """The requests of one session. `num_requests` counts all, also those without a row."""
 
     __slots__ = (
         *("_client_texts", "_labels", "_lists", "_lost", "_own_texts", "_packed", "_running"),
@@ -79,23 +79,23 @@ class RequestLedger:
         self._labels = {UNLABELLED: 0}
         self._lost: set[int] = set()
         self.num_open = 0
-        """Requests that have begun and not ended, those without a row included."""
+        """Requests begun and not ended, those without a row included."""
 
     def __repr__(self) -> str:
         return f"<RequestLedger {self.num_requests} requests, {len(self._running)} running>"
 
     @property
     def num_rows(self) -> int:
-        """Number of requests that have a row."""
+        """Number of requests with a row."""
         return len(self._packed) // _ROW_BYTES
 
     def note(self, clock: Clock, *, path: str, dialect: str, client: str) -> "LedgerNote":
-        """`begin` now, as a note that ends itself."""
+        """`begin` now, as a note with an end of its own."""
         number = self.begin(received_s=clock.wall(), path=path, dialect=dialect, client=client)
         return LedgerNote(ledger=self, number=number, clock=clock)
 
     def begin(self, *, received_s: float, path: str, dialect: str, client: str) -> int:
-        """Note a request that came; it overlaps with all that are running. Returns its number, from 1."""
+        """Note the arrival of a request; it overlaps with all running ones. Returns its number, from 1."""
         self.num_requests += 1
         self.num_open += 1
         number = self.num_requests
@@ -114,7 +114,7 @@ class RequestLedger:
         return number
 
     def label(self, number: int, label: Label) -> None:
-        """Note what a rule said of a request. A request without a row is left alone."""
+        """Note a rule's label of a request. A request without a row is left alone."""
         if number <= self.num_rows:
             index = self._labels.setdefault(label, len(self._labels))
             _LABELLED.pack_into(self._packed, (number - 1) * _ROW_BYTES + _LABEL_AT, index)
@@ -133,7 +133,7 @@ class RequestLedger:
         num_sampled_tokens: int = 0,
         rewrites: Sequence[str] = (),
     ) -> None:
-        """Note the end of a request that is running. A request without a row is left alone."""
+        """Note the end of a running request. A request without a row is left alone."""
         self.num_open -= 1
         if number > MAX_ROWS:
             return
@@ -162,7 +162,7 @@ class RequestLedger:
         self._lists.extend(applied)
 
     def rows(self, limit: int, after: int = 0) -> list[LedgerRow]:
-        """At most `limit` rows in order, of the requests whose number is greater than `after`."""
+        """At most `limit` rows in order, of the requests numbered above `after`."""
         begin = max(after, 0)
         own, clients, labels = list(self._own_texts), list(self._client_texts), list(self._labels)
         kept = (number for number in range(begin + 1, self.num_rows + 1) if number not in self._lost)
@@ -176,7 +176,7 @@ class RequestLedger:
             after = rows[-1].number
 
     def restore(self, row: LedgerRow) -> None:
-        """Note a request of before this process began. Those before it that are not noted are lost, and have no row."""
+        """Note a request of before this process began. Earlier ones not noted are lost, and have no row."""
         if not self.num_requests < row.number <= MAX_ROWS:
             self.num_requests = max(self.num_requests, row.number)
             return
@@ -236,7 +236,7 @@ class RequestLedger:
 
 
 class LedgerNote(Struct, eq=False, kw_only=True):
-    """One request's row while it is served. It ends once: by an answer, an error, or a client that left.
+    """One request's row while it is served. It ends once: by an answer, an error, or a disconnect of its client.
 
     `is_open`: it has not ended.
     """
@@ -255,7 +255,7 @@ class LedgerNote(Struct, eq=False, kw_only=True):
         return rows[0] if rows and rows[0].number == self.number else None
 
     def labelled(self, label: Label) -> None:
-        """Note what a rule said of the request."""
+        """Note a rule's label of the request."""
         if self.is_open:
             self.ledger.label(self.number, label)
 
@@ -266,7 +266,7 @@ class LedgerNote(Struct, eq=False, kw_only=True):
             self.ledger.end(self.number, ended_s=self.clock.wall(), status=error.client_status, error=error.code)
 
     def answered(self, outcome: TurnOutcome) -> None:
-        """The request has its reply, of which only what the client gets is left to do."""
+        """The request has its reply; only the client's answer is left to do."""
         if self.is_open:
             self.is_open = False
             if outcome.is_echo:

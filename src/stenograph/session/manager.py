@@ -1,8 +1,8 @@
 """The turns of all sessions: how each begins and ends, and how a session or the process ends with them.
 
-Owns every turn task; sessions.py decides which sessions exist. A handler that wants a turn asks `admit` for a place,
-decodes the request in it, calls `begin`, gets a `Watch`, and leaves it when its client leaves; it never runs a turn.
-All state changes are synchronous.
+Owns every turn task; sessions.py decides which sessions exist. A handler asks `admit` for a place, decodes the request
+in it, calls `begin`, gets a `Watch`, and leaves it when its client leaves; it never runs a turn. All state changes are
+synchronous.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ HANG_UP_PASSES = 8
 
 
 class SessionManager:
-    """The turns that run on the sessions of this process: `sessions`."""
+    """The turns running on the sessions of this process: `sessions`."""
 
     def __init__(
         self,
@@ -82,12 +82,12 @@ class SessionManager:
 
     @property
     def num_in_flight(self) -> int:
-        """Turns that run now. May be read on any thread, as all numbers here."""
+        """Turns running now. May be read on any thread, as all numbers here."""
         return self._capacity.num_in_flight
 
     @property
     def running(self) -> list[RequestTask]:
-        """The requests that run now."""
+        """The requests running now."""
         return list(self._turns)
 
     async def settle(self, session: Session) -> None:
@@ -106,7 +106,8 @@ class SessionManager:
     def admit(
         self, session: Session | None, *, stages: StageTimes, identity: RequestIdentity | None = None
     ) -> "Place | Watch":
-        """A place for a new request, to be decoded in it; for one that repeats a turn, by its `identity`, that turn.
+        """A place for a new request, to be decoded in it; for the repeat of a turn, known by its `identity`, the turn
+        itself.
 
         `session` None: it is served statelessly, unrecorded. Raises SessionNotFound before IdempotencyMismatch before
         SessionBusy of a linear session before Draining and LimitExceeded; nothing is held then.
@@ -129,13 +130,13 @@ class SessionManager:
         return Place(capacity, session, identity, stages)
 
     def begin(self, place: Place, decoded: tuple[TurnRequest, bytes], caller: Caller = NOBODY) -> Watch:
-        """Run the turns of a request in its place. `decoded` is the request, and as JSON what of it is kept in the
-        record; `caller` is whoever asks.
+        """Run the turns of a request in its place. `decoded` is the request, and as JSON the part kept in the record;
+        `caller` is its sender.
 
-        Raises as `admit` if anything changed since, InvalidRequest and LimitExceeded for prompts that it cannot have,
-        SessionBusy of a strand, and BudgetSpent of a session that says so; nothing but the place is held then. The
-        leases and the place are given back when the task ends, however it ends. A request that repeats one that came
-        while it was decoded watches that one.
+        Raises as `admit` if anything changed since, InvalidRequest and LimitExceeded for prompts it cannot have,
+        SessionBusy of a strand, and BudgetSpent where the session is set to raise it; nothing but the place is held
+        then. The leases and the place are given back when the task ends, however it ends. A repeat of a request begun
+        while this one was decoded watches the other.
         """
         session, stages = place.session, place.stages
         if place.repeats is not None:
@@ -180,8 +181,7 @@ class SessionManager:
     async def delete(self, session_id: str) -> None:
         """Close a session: refuse new turns at once, end the running ones at the engine, forget everything.
 
-        The running turns' callers get what the engine answers to the abort, within a grace time. Raises
-        SessionNotFound.
+        The running turns' callers get the engine's answer to the abort, within a grace time. Raises SessionNotFound.
         """
         sessions, storage = self.sessions, self.sessions.storage
         if storage is not None and session_id not in sessions:
@@ -210,10 +210,10 @@ class SessionManager:
         return sum(await asyncio.gather(*(turn.run.abort() for turn in turns)))
 
     async def drain(self, *, timeout_s: float) -> None:
-        """Refuse new turns, let those that run end, and after `timeout_s` seconds end the rest as an abort does.
+        """Refuse new turns, let running ones end, and after `timeout_s` seconds end the rest as an abort does.
 
-        What they have sampled is returned and committed; one whose engine does not answer within the grace time fails
-        with Draining.
+        Their sampled tokens are returned and committed; a turn without an answer from its engine within the grace time
+        fails with Draining.
         """
         self._capacity.is_draining = True
         late = {turn for turn in self._turns if not turn.task.done()}
@@ -231,7 +231,7 @@ class SessionManager:
         self._capacity.is_draining = True
 
     def abandon_all(self) -> None:
-        """Stop every turn at once; the watchers get an error that the server is shutting down."""
+        """Stop every turn at once; the watchers get an error: the server is shutting down."""
         for turn in list(self._turns):
             why = "The turn was stopped because the server is shutting down; nothing of it was kept."
             turn.abandon(Draining(why, retry_after_s=5.0))
@@ -244,7 +244,7 @@ class SessionManager:
         return StoreWriter(storage.store, place.session, leases=leases, identity=place.identity, note=caller.note)
 
     def _repeated(self, session: Session, identity: RequestIdentity) -> Watch | StoredReply | None:
-        """The turn of the session that this request asks for again. Raises IdempotencyMismatch."""
+        """The turn of the session repeated by this request. Raises IdempotencyMismatch."""
         repeated = None if session.is_closing else session.find_repeated(identity)
         if repeated is None:
             return None
@@ -253,15 +253,15 @@ class SessionManager:
         return repeated if isinstance(repeated, StoredReply) else repeated.watch()
 
     def let_go_of(self, session_id: SessionId | None, why: StorageUnavailable) -> None:
-        """Let go of a session, or (None) of every one, that another process may have by now. The turns that run on it
-        end by `why`, but for those on their way to the store, of which the store tells."""
+        """Let go of a session, or (None) of every one: another process may have it by now. Turns running on it end by
+        `why`, but for those on their way to the store: the store reports those."""
         for one in [*self.sessions] if session_id is None else [session_id]:
             if (session := self.sessions.let_go(one, why)) is not None:
                 for turn in session.running:
                     turn.abandon(why)
 
     def _leases(self, session: Session | None, request: TurnRequest, caller: Caller) -> Leases:
-        """The request's places, none of which is taken yet, with what the rules say of it."""
+        """The request's places, not taken yet, with the rules' word on it."""
         if session is None:
             return Leases(None)
         rules = self._services.kind_rules
@@ -277,8 +277,8 @@ class SessionManager:
 
     def as_sent(self, request: TurnRequest, session: Session | None, agent_id: str = "") -> TurnRequest:
         """The request as it is matched, rendered and sampled: under its session's sampling rules, a chat with the
-        arguments that the server and its session give the template where it has none, and under the rules that rewrite.
-        `agent_id` is its client's own."""
+        template arguments of the server and its session where it has none, and under the rewrite rules. `agent_id` is
+        its client's own."""
         if session is not None and session.options.sampling is not None:
             request = session.options.sampling.ruled(request)
         if session is not None and session.options.compat is Compat.MILES:
@@ -299,8 +299,8 @@ class SessionManager:
         return request
 
     def _delivered(self, all_stages: Sequence[StageTimes], session: Session | None, request_id: RequestId) -> None:
-        """A client has the whole reply of a request. Called from where the reply is kept: it refers to nothing that
-        ran."""
+        """A client has the whole reply of a request. Called from where the reply is kept: it refers to nothing of the
+        run."""
         for stages in all_stages:
             now, committed = self._clock.monotonic(), stages.ends.get(Stage.COMMIT)
             stages.mark(Stage.REPLY, now)
@@ -310,7 +310,7 @@ class SessionManager:
             session.release_delivered(request_id)
 
     def _ended(self, turn: RequestTask, place: Place, caller: Caller, task: "asyncio.Task[TurnOutcome]") -> None:
-        """End a request whose task is done: give back what it held, and report."""
+        """End a request whose task is done: give back its holdings, and report."""
         run, session = turn.run, place.session
         for waiter in turn.waiters:
             if not waiter.done():

@@ -1,7 +1,7 @@
 """Steps 4 and 5 of a turn: where it attaches, and the ids of its prompt.
 
 A chat's messages are matched with those of its strand's history, and the new ones rendered. A completion's prompt is
-matched by its ids (completion.py). Neither opening knows what becomes of the prompt.
+matched by its ids (completion.py). Neither opening knows the prompt's fate.
 """
 
 from array import array
@@ -47,13 +47,13 @@ FRAME_BYTES = 32
 """The cost of an empty message for the template and the tokenizer."""
 
 CHECK_BYTES = 4
-"""The cost of a message that is compared and checked."""
+"""The cost of a compared and checked message."""
 
 TAIL_TOKENS = 64
-"""Number of a line's last ids that a bridge gets: more than any template writes between two messages."""
+"""Number of a line's last ids given to a bridge: more than any template writes between two messages."""
 
 PROOF_BYTES = 1 << 20
-"""Cost of the proof that a template is append-only with new arguments: about 0.1 s."""
+"""Cost of proving a template append-only with new arguments: about 0.1 s."""
 
 
 class Tokenization:
@@ -71,7 +71,7 @@ class Tokenization:
 
 
 class Opening(Protocol):
-    """The steps of a turn that depend on its request. Used by one turn, in this order."""
+    """The request-dependent steps of a turn. Used by one turn, in this order."""
 
     asked: Asked
     tool_choice: ToolChoice
@@ -86,11 +86,11 @@ class Opening(Protocol):
     """Makes ids of text where our own tokenizer does not do it."""
 
     rewrites: tuple[AppliedRewrite, ...]
-    """The changes that were made to what the client sent; settled by `position`."""
+    """The changes to the client's request; settled by `position`."""
 
     @property
     def strand(self) -> Strand:
-        """The strand that it is of, once it is positioned."""
+        """Its strand, once it is positioned."""
         ...
 
     async def position(self) -> Attachment:
@@ -102,11 +102,11 @@ class Opening(Protocol):
         ...
 
     async def forced_grammar(self, prompt: Prompt) -> Grammar | None:
-        """The grammar by which the request's `tool_choice` forces a call, beside the one that it may ask for itself."""
+        """The grammar of a call forced by the request's `tool_choice`, beside one asked for by the request itself."""
         ...
 
     def before_answer(self, prompt: Prompt) -> BeforeAnswer | None:
-        """The part before the answer; a grammar that the client asks for constrains the answer alone."""
+        """The part before the answer; a grammar asked for by the client constrains the answer alone."""
         ...
 
     def parser(self, params: SamplingParams, request_id: RequestId, prompt: Prompt) -> Parser:
@@ -148,8 +148,8 @@ class ChatOpening:
         self._capabilities = capabilities
 
     async def position(self) -> Attachment:
-        """Match the messages. Only those that are new are checked, against the stored ones that they follow: a client
-        may have left out of its copy what they answer."""
+        """Match the messages. Only new ones are checked, against the stored ones before them: a client's copy may lack
+        the messages they answer."""
         messages, context = self._request.messages, self.context
         if self._renderer.family.keeps_reasoning_apart:
             self._check_view()
@@ -204,7 +204,7 @@ class ChatOpening:
     async def _check_closable(self, cut: Node) -> None:
         """Raise TruncatedGeneration if a reply was cut off where closing its turn does not make it whole.
 
-        Reads the reply once more, a piece at a time: an engine that writes replies does not report where it was cut.
+        Reads the reply once more, a piece at a time: an engine writing replies does not report where it was cut.
         """
         turn = cut.turn
         tools = () if turn.tool_choice.mode is ToolMode.NONE else turn.context.tools + self._request.late_tools
@@ -261,7 +261,7 @@ class ChatOpening:
         )
 
     async def _truncated(self, ids: "array[int]") -> Prompt:
-        """A prompt of its own, without the ids that the client wants left out."""
+        """A prompt of its own, without the ids left out at the client's wish."""
         request, capabilities = self._request, self._capabilities
         num_kept = num_kept_of(request.truncation, request.params, capabilities, self._services.over_budget)
         ids = truncated(ids, request.truncation, num_kept)
@@ -269,7 +269,7 @@ class ChatOpening:
         return Prompt(new_ids=ids, end=self._renderer.prompt_end(ids), json_fragments=fragments)
 
     def _check_view(self) -> None:
-        """Raise InvalidRequest for a message that could not be sent back: its family keeps reasoning apart."""
+        """Raise InvalidRequest for a message unfit to be sent back: its family keeps reasoning apart."""
         if not (self._request.text.separates_reasoning or self._capabilities.parses):
             raise InvalidRequest(
                 f"separate_reasoning must be true for {self._renderer.family.name}: its chat template refuses a message"
@@ -300,11 +300,11 @@ class ChatOpening:
 def num_kept_of(
     truncation: Truncation | None, params: SamplingParams, capabilities: Capabilities, over_budget: OverBudget
 ) -> int | None:
-    """Number of ids that may be kept of a prompt; None for all. Less than 1 if the context has none left for it.
+    """Number of ids to keep of a prompt at most; None for all. Less than 1 if the context has none left for it.
 
-    A `max_tokens` that fills the context by itself and is to be clamped counts as if it were absent: one token.
+    A `max_tokens` as large as the context, if it is to be clamped, counts as if it were absent: one token.
 
-    Raises InvalidRequest if it is to be what the context leaves, and the engine does not report its context.
+    Raises InvalidRequest if it depends on the context, and the engine does not report its context.
     """
     if truncation is None or truncation.num_tokens is not None:
         return None if truncation is None else truncation.num_tokens
@@ -322,7 +322,7 @@ def num_kept_of(
 
 
 def truncated(ids: "array[int]", truncation: Truncation | None, num_kept: int | None) -> "array[int]":
-    """The ids that are kept of a prompt. One that cannot fit, however short, stays whole, to be refused as too long."""
+    """The kept ids of a prompt. If it cannot fit, however short, it stays whole, to be refused as too long."""
     if truncation is None or num_kept is None or not 0 < num_kept < len(ids):
         return ids
     return ids[-num_kept:] if truncation.keeps_end else ids[:num_kept]
@@ -346,8 +346,8 @@ async def json_of(
 
 
 def _num_bytes(messages: Sequence[Message]) -> int:
-    """About how much work messages are for the template and the tokenizer, as bytes of text; of a long conversation
-    that each has a frame says enough."""
+    """About how much work messages are for the template and the tokenizer, as bytes of text; of a long conversation the
+    frames alone say enough."""
     num_bytes = FRAME_BYTES * len(messages)
     if num_bytes >= INLINE_BELOW_BYTES:
         return num_bytes

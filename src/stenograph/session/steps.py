@@ -1,4 +1,4 @@
-"""The steps of one turn, which its request (turn.py) takes in this order: position, render, grant, sample, commit.
+"""The steps of one turn, taken by its request (turn.py) in this order: position, render, grant, sample, commit.
 
 However a turn ends, the engine has been asked to stop by then: leaving the chunk iterator asks it.
 """
@@ -78,7 +78,7 @@ class TurnRun:
         self.opening = opening
         """Finds where it attaches: its strand is there, once it is positioned."""
         self.kind = leases.label.kind
-        """The kind that a rule says of its request; None if none does."""
+        """The kind of its request by the rules; None if none holds."""
         self._leases = leases
         self._affinity_key = affinity_key
         self._services = services
@@ -103,22 +103,22 @@ class TurnRun:
         self._written: EngineReply | None = None
         self._made: CommittedTurn | None = None
         self.policy = ""
-        """The model that samples, as its engine calls it; empty before the engine is asked."""
+        """The sampling model, by its engine's name for it; empty before the engine is asked."""
         self._ends_early = False
         self._has_sampled = False
         self.node_id: int | None = None
         """Its node in the session, once it is kept."""
         self.rewrites: tuple[AppliedRewrite, ...] = ()
-        """The changes to what its client sent, once it is kept."""
+        """The changes to its client's request, once it is kept."""
         self.discarded: tuple[CommittedTurn, ...] = ()
-        """The turns that its commit took out of the history."""
+        """The turns taken out of the history by its commit."""
 
     def __repr__(self) -> str:
         return f"<TurnRun {self.request_id}>"
 
     @property
     def num_new_tokens(self) -> int:
-        """Tokens that its prompt adds to its line, once it is open."""
+        """Tokens added to its line by its prompt, once it is open."""
         return len(self.prompt.new_ids) - self.prompt.num_trimmed
 
     def end_early(self) -> bool:
@@ -144,8 +144,8 @@ class TurnRun:
         self.prompt, self.is_open = prompt, True
 
     def grant(self, session_tokens: int | None) -> int | None:
-        """Settle the parameters: the request's, with the reply's constraints and the tokens that are left. Returns how
-        many the context leaves; None if it has no limit. Raises ContextLengthExceeded or BudgetSpent."""
+        """Settle the parameters: the request's, with the reply's constraints and the tokens left. Returns how many the
+        context leaves; None if it has no limit. Raises ContextLengthExceeded or BudgetSpent."""
         request, prompt, capabilities = self._request, self.prompt, self.capabilities
         limit = capabilities.max_context_tokens
         context_tokens = None if limit is None else limit - prompt.num_tokens
@@ -239,7 +239,7 @@ class TurnRun:
         return collector
 
     def _end_reply(self, collector: TurnCollector, parser: Parser | None, num_changes: int) -> None:
-        """Check and parse the end of what was sampled since the weights had changed `num_changes` times. Raises
+        """Check and parse the end of the tokens sampled since the weights had changed `num_changes` times. Raises
         UpstreamInvalid."""
         weights = self._services.weights
         is_over = num_changes % 2 or num_changes != weights.num_changes
@@ -261,7 +261,7 @@ class TurnRun:
         self.sampled = sampled
 
     def empty_reply(self, last: Node | None = None) -> ChatReply:
-        """A reply for which nothing was sampled, after the line that ends with `last`; None: after nothing."""
+        """A reply without a sampled token, after the line down to `last`; None: after nothing."""
         return empty_reply(
             self.reply_id,
             created=self._services.clock.wall(),
@@ -272,7 +272,7 @@ class TurnRun:
         )
 
     async def _read(self, parser: Parser, chunk: Chunk) -> None:
-        """Feed the watchers with what a chunk says: at once, or a long one in parts between which the loop goes on."""
+        """Feed the watchers with a chunk: at once, or a long one in parts, with the loop going on in between."""
         if len(chunk.ids) <= READ_AT_ONCE:
             self.buffer.push(parser.feed(chunk.ids), chunk)
             return
@@ -313,7 +313,7 @@ class TurnRun:
         )
 
     def stored(self) -> None:
-        """Say that the turn that was made is durable."""
+        """Report the turn as durable."""
         self.stages.mark(Stage.STORE, self._services.clock.monotonic())
 
     def made(self) -> CommittedTurn:
@@ -357,12 +357,12 @@ class TurnRun:
 def max_tokens(
     request: TurnRequest, prompt: Prompt, remaining: Remaining, over_budget: OverBudget, *, part: Blame
 ) -> int | None:
-    """The most tokens that the engine may sample; None leaves it to the engine. `remaining` counts the prompt, which
-    is the `part` of the request.
+    """The most tokens that the engine may sample; None leaves it to the engine. `remaining` counts the prompt, the
+    `part` of the request.
 
-    Without a `max_tokens`, it is what context and session both leave. A `max_tokens` above what the context leaves is
-    refused or clamped, as the server is set; one above what the session leaves is always clamped, since its limit is
-    not the caller's. Raises ContextLengthExceeded, or BudgetSpent if the session leaves nothing.
+    Without a `max_tokens`, it is the room in both context and session. A `max_tokens` above the context's room is
+    refused or clamped, as the server is set; one above the session's is always clamped, since its limit is not the
+    caller's. Raises ContextLengthExceeded, or BudgetSpent if the session leaves nothing.
     """
     wanted, room = request.params.max_tokens, remaining.context_tokens
     if room is not None and (room < 1 or (over_budget is OverBudget.REFUSE and (wanted or 1) > room)):
@@ -385,9 +385,10 @@ def max_tokens(
 
 
 def supported_top_k(params: SamplingParams, most: int | None) -> int:
-    """The `top_k` of a turn whose engine reports supports up to a `top_k` of `most` alone; None asks nothing of it.
+    """The `top_k` of a turn, where its engine reports supports up to a `top_k` of `most` alone; None asks nothing of
+    it.
 
-    Sampling that top_p or min_p alone cuts off gets `most`, which its row says. Raises InvalidRequest for a larger one.
+    Sampling cut off by top_p or min_p alone gets `most`, as its row says. Raises InvalidRequest for a larger one.
     """
     if most is None or not (is_truncated(params) and params.temperature >= GREEDY_BELOW):
         return params.top_k
@@ -401,5 +402,5 @@ def supported_top_k(params: SamplingParams, most: int | None) -> int:
 
 
 async def _nothing() -> AsyncGenerator[Chunk, None]:
-    """The generation of a turn that was aborted before it reached the engine."""
+    """The generation of a turn aborted before it reached the engine."""
     yield Chunk(ids=(), logprobs=(), finish=Finish(reason=FinishReason.ABORT))

@@ -1,6 +1,6 @@
 """The strands of a session: each has a history and leases of its own, and a request belongs to one of them.
 
-`Strands` finds the strand of a request, and counts the tokens and turns of all of them. A linear session and a tree
+`Strands` finds the strand of a request, and counts their contents in all. A linear session and a tree
 have one strand, whatever a request begins with. Changed on the loop alone. A request's strand never depends on the
 client's word, but for the agent id in its opening.
 """

@@ -6,15 +6,15 @@
 | 2 admit | session → a place among the turns in flight | admission.py |
 | 3 decode | bytes → request, and its strand's lease | dialects/, manager.py |
 | 4 to 9 | position, render, sample, validate, parse, commit | `RequestRun.run`, here |
-| 10 reply | outcome → bytes, to whoever watches (watch.py) | dialects/, http/turn_route.py |
+| 10 reply | outcome → bytes, to its watchers (watch.py) | dialects/, http/turn_route.py |
 
-What each step does to the turn is in steps.py. A completion with several prompts has a turn for each (completion.py).
+The steps' work on a turn is in steps.py. A completion with several prompts has a turn for each (completion.py).
 
 Invariants. Nothing is committed unless everything before it succeeded, and the commit is one synchronous step. Where
-there is a store, the turn is durable before it, and the step is taken when that is known. Nothing but the leases is
-held across an await. Cancelling the task abandons a request; once its turn is on its way to the disk it is not
-cancelled. An abort is asked of the engine, which answers with what it has sampled; only if it does not, within the
-grace time, is the request ended without it.
+there is a store, the turn is durable before it, and the step is taken when durability is known. Nothing but the leases
+is held across an await. Cancelling the task abandons a request; once its turn is on its way to the disk it is not
+cancelled. An abort is asked of the engine, to be answered with the tokens sampled so far; only without an answer within
+the grace time is the request ended without them.
 """
 
 import asyncio
@@ -48,12 +48,11 @@ NO_DEADLINE_S = 10 * 365 * 86400.0
 
 
 class TurnOutcome(Struct, frozen=True, kw_only=True, gc=False):
-    """Outcome of a request that ended: a reply to each prompt, what is left after them, and whether they are kept.
+    """Outcome of an ended request: a reply to each prompt, the budget left after them, and whether they are kept.
 
-    `reply_id` is by which the client knows the replies.
-    `strand` and `node` number the place of the first turn that is kept, None if none is; `rewrites` are its changes.
-    `is_echo`: the request was the strand's last reply once more, and nothing was generated for it. Nor was it where the
-    session had `spent` a budget.
+    `reply_id` is the client's name for the replies. `strand` and `node` number the place of the first kept turn, None
+    if none is kept; `rewrites` are its changes. `is_echo`: the request was the strand's last reply once more, and
+    nothing was generated for it. Nor was it where the session had `spent` a budget.
     """
 
     reply_id: str
@@ -76,18 +75,17 @@ class CommitWriter(Protocol):
     """The way of a request's turns to the store."""
 
     def write(self, run: "RequestRun", *, then: Callable[[], TurnOutcome]) -> "asyncio.Future[TurnOutcome]":
-        """Write the turns, and call `then` in the event-loop step in which they are known to be durable, after all that
-        was written before. The future has its outcome, or the store's error; cancelling it takes nothing back."""
+        """Write the turns, and call `then` in the event-loop step of learning that they are durable, after all earlier
+        writes. The future has its outcome, or the store's error; cancelling it takes nothing back."""
         ...
 
 
 class RequestRun:
     """One request. Made by the manager, run once, watched through the buffers of its turns: one, but for a completion
-    with several prompts, whose `steps` take each step of all turns at once.
+    with several prompts: its `steps` take each step of all turns at once.
 
-    `may_commit`: there is a session, and it is not being deleted. `budgets` are what that may have in all. `writer`
-    None: there is no store. `remaining` is what is left before anything is sampled; it is known when the first piece is
-    there.
+    `may_commit`: there is a session, and it is not being deleted. `budgets` are the session's limits in all. `writer`
+    None: there is no store. `remaining` is the budget left before sampling; it is known when the first piece is there.
     """
 
     def __init__(
@@ -105,17 +103,17 @@ class RequestRun:
     ) -> None:
         self.turns = tuple(turns)
         self.turn = self.turns[0]
-        """The first, by whose id the engine and the session know the request."""
+        """The first; its id is the request's, for the engine and the session."""
         self._steps = steps
         self.request_id = self.turn.request_id
         self.joint_reply_id = joint_reply_id
-        """By which the client knows the replies of several turns."""
+        """The client's name for the replies of several turns."""
         self.request = request
         self.remaining = Remaining()
         self.leases = leases
         self.may_commit = may_commit
         self.is_work = True
-        """Whether its turns are of the session's work, which `max_turns` counts."""
+        """Whether its turns are of the session's work, counted by `max_turns`."""
         self._budgets = budgets
         self._spent: BudgetSpent | None = None
         self._has_ended = False
@@ -170,7 +168,7 @@ class RequestRun:
                 turn.buffer.close()
 
     def _echo(self) -> TurnOutcome:
-        """The outcome of a request that ends with a reply of its strand: without a message, if that is the last one and
+        """The outcome of a request ending with a reply of its strand: without a message, if that is the last reply and
         the request takes it. Raises NothingToAnswer."""
         turn = self.turn
         parent, strand = turn.attachment.parent, turn.opening.strand
@@ -193,7 +191,7 @@ class RequestRun:
         )
 
     def _grant(self) -> None:
-        """Settle how much may be sampled. Of what the session leaves, each turn gets the same share."""
+        """Settle how much may be sampled. Each turn gets the same share of the session's rest."""
         session, most = None, self._budgets.max_total_tokens
         if most is not None:
             num_before = self.leases.num_tokens_before([(turn.opening.strand, turn.attachment) for turn in self.turns])
@@ -205,8 +203,8 @@ class RequestRun:
         )
 
     async def _let_in(self) -> None:
-        """Wait at the gate, until it is open or the request is aborted. Between it and the engine nothing is awaited:
-        a change that begins later finds the request at the engine, none meets it with the name of other weights."""
+        """Wait at the gate, until it is open or the request is aborted. Between it and the engine nothing is awaited: a
+        later change finds the request at the engine, none meets it with the name of other weights."""
         weights = self._services.weights
         while weights.is_held and not self._abort_requested:
             self._held = weights.opened()
@@ -253,25 +251,26 @@ class RequestRun:
         return self.may_commit and self._spent is None and not self._has_ended
 
     def refuse(self, spent: BudgetSpent) -> None:
-        """Sample nothing when it is run: its client gets an empty reply. Raises the error where that is the answer."""
+        """Sample nothing when it is run: its client gets an empty reply. Raises the error where an error is the
+        answer."""
         if self._budgets.over_limit is not OverLimit.STOP:
             raise spent
         self.leases.give_back()
         self._spent = spent
 
     def _stopped(self, spent: BudgetSpent) -> TurnOutcome:
-        """The outcome of a request that its session has no budget for: an empty reply to each prompt."""
+        """The outcome of a request beyond its session's budget: an empty reply to each prompt."""
         self.remaining = Remaining(session_tokens=0 if spent.limit is Limit.SESSION_TOKENS else None)
         replies = tuple(turn.empty_reply() for turn in self.turns)
         id_ = self.joint_reply_id or self.turn.reply_id
         return TurnOutcome(reply_id=id_, replies=replies, committed=False, remaining=self.remaining, spent=spent)
 
     def abort(self, unanswered: StenographError | None = None) -> Coroutine[None, None, int]:
-        """End the turns with what they have sampled; one that has not reached the engine ends with nothing.
+        """End the turns with their tokens so far; one before the engine ends with nothing.
 
         If the engine has not answered within the grace time, the request fails with `unanswered` (default:
-        UpstreamTimeout): that much is settled when this returns. What it returns asks the engine, within that time
-        too, and returns how many turns there were left to end.
+        UpstreamTimeout): this much is settled on return. The returned awaitable asks the engine, within the same time,
+        and returns how many turns there were left to end.
         """
         was_new = not self._abort_requested
         self._abort_requested = True
@@ -284,7 +283,7 @@ class RequestRun:
         return self._ask_engine_to_end(left)
 
     def freeze(self) -> None:
-        """Stop the clock of the deadline, but for that of an abort."""
+        """Stop the clock of the deadline, except an abort's."""
         if self._deadline is None or self._abort_requested or self.is_timed_out:
             return
         if (when := self._deadline.when()) is not None:
@@ -298,7 +297,7 @@ class RequestRun:
             self._deadline.reschedule(asyncio.get_running_loop().time() + left_s)
 
     def _begin_grace(self) -> None:
-        """Bring the deadline forward. One that has passed already ends the request as it is."""
+        """Bring the deadline forward. One already past ends the request as it is."""
         if self._deadline is not None and not self.is_timed_out:
             grace_end = asyncio.get_running_loop().time() + self._services.abort_grace_s
             when = self._deadline.when()  # None while it stands still
