@@ -1,6 +1,6 @@
 """Step 2 of a turn: its place among the turns in flight, held from before its body is decoded until it has ended.
 
-Owns the server's limits, what counts against them, `Place`, and the `Caller` who asks. Knows no body, no engine and no
+Owns the server's limits, the counts against them, `Place`, and `Caller`, the sender. Knows no body, no engine and no
 task: the manager admits a request, its route decodes the body, and the manager begins its turns in the place. All of it
 is synchronous.
 """
@@ -48,7 +48,7 @@ class RequestTrace(Protocol):
     def ended(
         self, run: RequestRun, reports: Sequence[TurnReport], session_id: str | None, error: BaseException | None
     ) -> None:
-        """Its turns are over: a report of each, and what they failed with."""
+        """Its turns are over: a report of each, and their error."""
         ...
 
     def refused(self, error: StenographError) -> None:
@@ -56,10 +56,10 @@ class RequestTrace(Protocol):
 
 
 class Caller(Struct, frozen=True, kw_only=True, gc=False):
-    """The sender of a request: the name that it calls itself, the path, and the headers that rules look at.
+    """The sender of a request: its own name for itself, the path, and the headers for the rules.
 
     It labels and is logged; it decides about nothing but the agent id. `note` is the request's row in its session's
-    ledger, `trace` the trace that it is part of, where traces are made.
+    ledger, `trace` its trace, where traces are made.
     """
 
     name: str = ""
@@ -105,16 +105,16 @@ class Capacity:
 
     @property
     def num_sessions_lent(self) -> int:
-        """Sessions in memory that another process has the first claim to the room of."""
+        """Sessions in memory whose room another process claims first."""
         return 0
 
     @property
     def num_tokens_lent(self) -> int:
-        """Tokens in memory that another process has the first claim to the room of."""
+        """Tokens in memory whose room another process claims first."""
         return 0
 
     def check(self, num_turns: int) -> None:
-        """Raise Draining, or LimitExceeded if that many more turns cannot run."""
+        """Raise Draining, or LimitExceeded if so many more turns cannot run."""
         if self.is_draining:
             raise _draining()
         limits, elsewhere = self.limits, self.elsewhere
@@ -136,7 +136,7 @@ class Capacity:
 
 
 class Place:
-    """One request's place among the turns in flight. Inside of `with` it is held; one that turns began in stays held
+    """One request's place among the turns in flight. Inside of `with` it is held; once turns began in it, it stays held
     until they have ended.
 
     `session` None: the request has none. `num_turns` is one until the request is known to have several prompts.
@@ -153,7 +153,7 @@ class Place:
         self.stages = stages
         self.num_turns = 1
         self.repeats: StoredReply | None = None
-        """The reply that it asks for again, which is written anew once its request is decoded."""
+        """The reply it asks for again, written anew once its request is decoded."""
         self.num_started = 0 if session is None else session.num_started
         self._capacity = capacity
         self.is_begun = False

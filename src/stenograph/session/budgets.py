@@ -1,8 +1,8 @@
-"""Holds a request against what its session may have in all, in the step in which its turns begin. Pure.
+"""Holds a request against the limits of its session, in the step of beginning its turns. Pure.
 
-Turns that run count as if they were committed, but for their tokens; one that fails gives its place back. On a session
-with strands `max_turns` counts the work: the turns of strands whose kind is main or unknown, and of new strands whose
-request no rule gives another kind. So it holds before anybody knows which strand will be the main one.
+Running turns count as if they were committed, but for their tokens; a failed one gives its place back. On a session
+with strands `max_turns` counts the work: the turns of strands of kind main or unknown, and of new strands without
+another kind by a rule. So it holds before anybody knows the main strand.
 """
 
 from stenograph.core.errors import BudgetSpent, Limit
@@ -12,7 +12,7 @@ from stenograph.session.turn import RequestRun
 
 
 def spent_budget(session: Session, run: RequestRun) -> BudgetSpent | None:
-    """The budget of the session that leaves no place for a request that is about to begin; None if there is none.
+    """The budget of the session without a place for a request about to begin; None if there is none.
 
     Notes on it whether its turns are of the work.
     """
@@ -39,7 +39,7 @@ def spent_budget(session: Session, run: RequestRun) -> BudgetSpent | None:
 
 
 def _work(session: Session, run: RequestRun) -> tuple[int, bool]:
-    """The number of kept turns that are of the work once this request is there, and whether its own are."""
+    """The number of kept turns of the work once this request is there, and whether its own are."""
     strands, first = session.strands, run.turn.opening
     kinds = strands.kinds(beside_tools=bool(first.context.tools))
     num = 0

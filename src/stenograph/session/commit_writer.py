@@ -1,7 +1,7 @@
-"""Step 9 of a turn, its first half: what is durable before memory has it. Commits, and outcomes of sessions.
+"""Step 9 of a turn, its first half: writing to the store before memory. Commits, and outcomes of sessions.
 
-Owns no session and no store. What is written is settled when it is handed over; `then` commits the turns in memory in
-the callback that says that they are durable, in the order of the store, so that memory and disk never differ.
+Owns no session and no store. The written rows are settled when they are handed over; `then` commits the turns in memory
+in the callback of their durability, in the order of the store, so memory and disk never differ.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class StoreWriter:
         return f"<StoreWriter of {self._session!r}>"
 
     def write(self, run: RequestRun, *, then: Callable[[], TurnOutcome]) -> "asyncio.Future[TurnOutcome]":
-        """Write a request's sampled turns. Raises what makes them unwritable, as `CommitWriter`."""
+        """Write a request's sampled turns. Raises the cause if they are unwritable, as `CommitWriter`."""
         tail = self._session.tail
         assert tail is not None, "a session is in the store before its turns are"
         future: asyncio.Future[TurnOutcome] = asyncio.get_running_loop().create_future()
@@ -126,8 +126,8 @@ class StoreWriter:
 def keep_outcome(
     store: SessionStore, session: Session, outcome: SessionOutcome, *, at: float
 ) -> "asyncio.Future[None]":
-    """Write a session's outcome, which it has when that is durable. The future has the error of the store. Cancelling
-    it takes nothing back. `at`: the time since which the session is idle, which an outcome does not change."""
+    """Write a session's outcome; the session has it once it is durable. The future has the error of the store.
+    Cancelling it takes nothing back. `at`: the start of the session's idle time; an outcome does not change it."""
     assert session.tail is not None, "a session is in the store before its outcome is"
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

@@ -98,7 +98,7 @@ class CompletionOpening:
         )
 
     async def _all_ids(self) -> "array[int]":
-        """The prompt's ids before any is left out. Raises InvalidRequest for one that the model does not have."""
+        """The prompt's ids before any is left out. Raises InvalidRequest for one unknown to the model."""
         prompt = self._prompt
         if isinstance(prompt, str):
             tokenizer = self._renderer.tokenizer
@@ -149,7 +149,7 @@ class SideBySide:
         await self._each(TurnRun.sample)
 
     async def _each(self, step: Callable[[TurnRun], Coroutine[None, None, None]]) -> None:
-        """Take a step. The first turn that fails stops the others, and its error is raised."""
+        """Take a step. The first failure of a turn stops the others, and its error is raised."""
         failed: list[Exception] = []
         try:
             async with asyncio.TaskGroup() as tasks:

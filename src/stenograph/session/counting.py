@@ -1,4 +1,4 @@
-"""Counts the ids of the prompt that a chat would have, and makes no turn of it.
+"""Counts the ids of a chat's prompt, and makes no turn of it.
 
 Takes no lease and no place among the turns in flight: it may be asked at any time, also while its strand is busy.
 Changes nothing of a session.
@@ -30,7 +30,7 @@ class PromptCounter:
         """Number of ids that the engine would get for this chat: those of its line and the bridge, or all of a new one.
 
         A chat that its session would refuse, because its history goes on otherwise, counts as one without a session.
-        Raises CallerError for what cannot be shown, and TokenizationFailed.
+        Raises CallerError for content that cannot be shown, and TokenizationFailed.
         """
         agent_id = self._services.kind_rules.agent_id(caller.headers) if session is not None and caller.headers else ""
         ruled = self._manager.as_sent(request, session, agent_id)

@@ -52,12 +52,12 @@ def session_facts(session: Session) -> SessionFacts:
 
 
 def _sight(nodes: Sequence[Node]) -> StrandSight:
-    """The turns that follow one root of a tree, as what tells their kind."""
+    """The turns after one root of a tree, as evidence of their kind."""
     return StrandSight(kind=None, shows_tools=bool(nodes[-1].turn.context.tools), num_turns=len(nodes))
 
 
 def _number(strand: Strand | None) -> int | None:
-    """The number of the strand that this one goes on with the work of."""
+    """The number of the strand whose work this one goes on with."""
     return None if strand is None or strand.continues is None else strand.continues.number
 
 
@@ -72,7 +72,7 @@ def _by_root(nodes: Sequence[Node]) -> list[list[Node]]:
 
 
 def sampled_spans(leaf: Node) -> list[tuple[int, int]]:
-    """Half-open spans, in the ids of the line down to `leaf`, of the tokens that were sampled and are still in it."""
+    """Half-open spans, in the ids of the line down to `leaf`, of the sampled tokens still in it."""
     spans: list[tuple[int, int]] = []
     end = 0
     for node in leaf.line():

@@ -1,7 +1,7 @@
 """The log's lines about turns and sessions: one at the end of each.
 
-A turn that failed on a bug of ours has its traceback in that line, and an invalid reply is a warning. What an outage or
-a client's request costs is no warning: the outage has its own line, where it begins.
+A turn failed by a bug of ours has its traceback in its line, and an invalid reply is a warning. The effects of an
+outage or a client's request are no warning: the outage has its own line, where it begins.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def turn_report(turn: TurnRun, index: int, task: "asyncio.Task[TurnOutcome]", group: str | None) -> TurnReport:
-    """The report of a turn, the one of this index in a request whose task has ended. `group` is its session's."""
+    """The report of a turn, the one of this index in a request with an ended task. `group` is its session's."""
     meter = turn.meter
     report = partial(
         TurnReport,
@@ -62,7 +62,7 @@ def turn_report(turn: TurnRun, index: int, task: "asyncio.Task[TurnOutcome]", gr
 def log_turn_end(
     turn: TurnRun, report: TurnReport, *, session: Session | None, client: str, error: BaseException | None
 ) -> None:
-    """Log a turn that has ended. `client` is what it calls itself; `error` what the turn failed with."""
+    """Log an ended turn. `client` is the client's name for itself, `error` the error it failed with."""
     level = logging.INFO
     if error is not None and (not isinstance(error, StenographError) or isinstance(error, InternalError)):
         level = logging.ERROR
@@ -93,7 +93,7 @@ def log_turn_end(
 
 
 def log_discarded(session: Session, turns: Sequence[TurnRun]) -> None:
-    """Name each turn that a request's commit took out of its session: nothing that was sampled goes silently."""
+    """Name each turn taken out of its session by a request's commit: no sampled token goes silently."""
     for turn in turns:
         for gone in turn.discarded:
             log.warning(
@@ -107,11 +107,11 @@ def log_discarded(session: Session, turns: Sequence[TurnRun]) -> None:
 
 
 STOPPED = "stopped"
-"""The status of a session that ends with the process."""
+"""The status of a session ended by the end of the process."""
 
 
 def log_session_end(session: Session, end: SessionEnd | str, *, age_s: float, fates: Mapping[TokenFate, int]) -> None:
-    """Log a session that is gone; `end` is the reason, STOPPED if the process ends. `fates` are those of its tokens."""
+    """Log the end of a session; `end` is the reason, STOPPED if the process ends. `fates` are those of its tokens."""
     if log.isEnabledFor(logging.INFO):
         facts: dict[str, str | int | float | None] = {
             "session": session.id,
@@ -127,7 +127,7 @@ def log_session_end(session: Session, end: SessionEnd | str, *, age_s: float, fa
 
 
 def session_report(session: Session, end: SessionEnd) -> SessionReport:
-    """The report of a session that is gone, for the metrics."""
+    """The report of the end of a session, for the metrics."""
     verdict = None if session.outcome is None else session.outcome.verdict
     fates = session.num_tokens_by_fate()
     return SessionReport(end=end, group=session.options.group, verdict=verdict, num_tokens=fates)

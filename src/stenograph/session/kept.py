@@ -1,4 +1,4 @@
-"""A committed reply that may be asked for again, as values: no task, no buffer, nothing that still runs.
+"""A committed reply kept to be asked for again, as values: no task, no buffer, nothing running.
 
 Owns how such a reply is shown once more, whole or streamed. The session decides when and to which request.
 """
@@ -30,13 +30,13 @@ from stenograph.session.watch import Delivery
 from stenograph.trajectory.turn import Node, line_ids
 
 _CHUNKS_AT_ONCE = 1024
-"""Chunks that are made before the loop goes on: 3 ms."""
+"""Chunks made before the loop goes on: 3 ms."""
 
 
 class KeptReply(Struct, frozen=True, kw_only=True):
-    """The outcome of a request whose turns are committed, and what it takes to show it again.
+    """The outcome of a request with committed turns, and all that is needed to show it again.
 
-    `budget` is what was left before anything was sampled, which a streamed reply begins with.
+    `budget` is what was left before anything was sampled; a streamed reply begins with it.
     """
 
     request_id: RequestId
@@ -54,10 +54,10 @@ class KeptReply(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredReply:
-    """A reply that was committed before this process began, as its record: it is written anew for who asks again.
+    """A reply committed before this process began, as its record: it is written anew for a retry.
 
-    `nodes` are its turns, the first in the strand of the number `strand`. How the client wants the reply is said by the
-    request that asks for it again.
+    `nodes` are its turns, the first in the strand of the number `strand`. The form of the reply is up to the retry's
+    request.
     """
 
     request_id: RequestId
@@ -69,7 +69,7 @@ class StoredReply:
     delivery: Delivery
 
     def watch(self, request: TurnRequest, capabilities: Capabilities) -> "KeptWatch":
-        """A client of this reply, which is as the client's repeated request wants it."""
+        """A client of this reply, in the form wanted by its repeated request."""
         limit, session = capabilities.max_context_tokens, self.budget.session_tokens
         replies = tuple(
             replace(
@@ -168,7 +168,7 @@ class KeptWatch:
 
 
 def held_reply(node: Node, model: str) -> ChatReply:
-    """The reply of a turn that is kept, as it was given to its client."""
+    """The reply of a kept turn, as it was given to its client."""
     turn = node.turn
     num_prompt = node.num_tokens - len(turn.sampled.ids)
     return ChatReply(
@@ -189,7 +189,7 @@ def held_reply(node: Node, model: str) -> ChatReply:
 
 
 async def _piece(reply: ChatReply, index: int) -> StreamPiece:
-    """A whole reply, with no more ids in a chunk than of one that is sampled. The loop goes on between some."""
+    """A whole reply, with no more ids in a chunk than while sampling. The loop goes on between some."""
     chunks: list[Chunk] = []
     for chunk in parts_of(reply.sampled):
         chunks.append(chunk)

@@ -1,6 +1,6 @@
-"""Sessions that are opened with an `Idempotency-Key`: a client that asks again with it gets the same session.
+"""Sessions opened with an `Idempotency-Key`: a client asking again with it gets the same session.
 
-Owns the keys of sessions that are in memory alone; a store finds its sessions by their keys itself.
+Owns the keys of sessions in memory alone; a store finds its sessions by their keys itself.
 """
 
 import asyncio
@@ -16,14 +16,15 @@ from stenograph.trajectory.commits import RequestMark
 OpenedElsewhere = Callable[[str, bytes], Awaitable[SessionId | None]]
 
 MAX_KEYS = 1024
-"""Keys that are kept before those of sessions that are gone are looked for."""
+"""Number of keys kept before those of ended sessions are looked for."""
 
 
 class KeyedOpenings:
     """Opens the sessions of a manager, each key once."""
 
     def __init__(self, manager: SessionManager, elsewhere: OpenedElsewhere | None = None) -> None:
-        """`elsewhere` finds what another process of the server opened with a key and body; it raises as `find`."""
+        """`elsewhere` finds a session opened with a key and body by another process of the server; it raises as
+        `find`."""
         self._manager = manager
         self._elsewhere = elsewhere
         self._opening: dict[str, asyncio.Future[None]] = {}
@@ -35,11 +36,11 @@ class KeyedOpenings:
 
     @property
     def num_keys(self) -> int:
-        """Keys of sessions that are in memory alone, those of sessions that are gone among them."""
+        """Keys of sessions in memory alone, including those of ended sessions."""
         return len(self._ids)
 
     async def open(self, options: SessionOptions, *, key: str | None, body: bytes) -> SessionId:
-        """A new session, or the one that was opened with this key and body before, if there still is one.
+        """A new session, or the one opened with this key and body before, if there still is one.
 
         Raises as `Sessions.open` and `find`.
         """
@@ -61,7 +62,7 @@ class KeyedOpenings:
             opening.set_result(None)
 
     async def find(self, key: str, body: bytes) -> SessionId | None:
-        """The session that this process opened with a key. Raises IdempotencyMismatch if the body was another, and as
+        """The session opened with a key by this process. Raises IdempotencyMismatch if the body was another, and as
         `Sessions.look`."""
         storage = self._manager.sessions.storage
         session_id = self._ids.get(key) if storage is None else await storage.find(key)

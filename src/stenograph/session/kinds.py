@@ -1,7 +1,7 @@
-"""The kinds of requests and strands: rules say which kind a request is of.
+"""The kinds of requests and strands: rules label each request with one.
 
 A rule only labels; it never decides whether a request is served. Knows no session and no dialect: a request is seen as
-core's values, with the few headers that a rule or an agent id names. Rules are read from a file (side_rules.py).
+core's values, with the few headers named by a rule or an agent id. Rules are read from a file (side_rules.py).
 """
 
 import re
@@ -19,21 +19,21 @@ from stenograph.core.messages import Message, Role
 from stenograph.core.types import GrammarKind
 
 SEARCHED_CHARS = 4096
-"""The part of a text that a regular expression sees, and the longest text that a glob matches."""
+"""The part of a text shown to a regular expression, and the longest text matched by a glob."""
 
 MAX_JSON_CHARS = 16384
-"""The longest header that is read as JSON."""
+"""The longest header read as JSON."""
 
 SEARCHED_MESSAGES = 1024
-"""Number of messages at either end among which the first and the last user message are looked for."""
+"""Number of messages at either end, searched for the first and the last user message."""
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
 
 class Sighting(Struct, frozen=True, kw_only=True, gc=False):
-    """The parts of a request that a rule may look at. `headers` has at least those of `KindRules.headers` that came.
+    """The parts of a request open to rules. `headers` has at least those of `KindRules.headers` in the request.
 
-    Header names are in lower case. The request is the one that the client sent, before any rewrite.
+    Header names are in lower case. The request is the client's, before any rewrite.
     """
 
     headers: Mapping[str, str]
@@ -59,7 +59,7 @@ class WhenFields(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class AgentIdFields(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """The place of a client's agent id, as it stands in a file: a `header` whose value is not that of `unlike`."""
+    """The place of a client's agent id, as it stands in a file: a `header` with a value other than that of `unlike`."""
 
     client: Name
     header: Name
@@ -69,10 +69,11 @@ class AgentIdFields(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindRule:
-    """A rule that is ready to be asked. `needs` has the headers without which it does not hold.
+    """A rule ready to be asked. `needs` has the headers necessary for it to hold.
 
-    `texts` pairs an index (0 system, 1 first user, 2 last user message) with what is searched there; `globs` are of
-    header values, `fields` of fields in a header's JSON. `labels` are by the value of `header`, where that is not None.
+    `texts` pairs an index (0 system, 1 first user, 2 last user message) with the pattern searched there; `globs` are of
+    header values, `fields` of fields in a header's JSON. `labels` are by the value of `header`, where `header` is not
+    None.
     """
 
     name: str
@@ -92,7 +93,7 @@ class KindRule:
     label: Label | None
 
     def more_holds(self, sighting: Sighting) -> bool:
-        """Whether the conditions hold that few rules have: all but texts, tools, stop strings and message counts."""
+        """Whether the rarer conditions hold: all but texts, tools, stop strings and message counts."""
         request, headers, when = sighting.request, sighting.headers, self.when
         limit, grammar = request.params.max_tokens, request.params.grammar
         asks_schema = grammar is not None and grammar.kind is GrammarKind.JSON_SCHEMA
@@ -111,7 +112,7 @@ class KindRule:
 
 
 class KindRules:
-    """All rules in their order, and the places of agent ids. `headers` are the names that any of them looks at."""
+    """All rules in their order, and the places of agent ids. `headers` are the names looked at by any of them."""
 
     def __init__(self, rules: Sequence[KindRule], agent_ids: Sequence[AgentIdFields]) -> None:
         self.rules = tuple(rules)
@@ -128,13 +129,13 @@ class KindRules:
             )
             for headers, tools, system in product((False, True), repeat=3)
         }
-        """By whether a request has a header that a rule looks at, shows tools, and has a system text."""
+        """By whether a request has a header of some rule, shows tools, and has a system text."""
 
     def __repr__(self) -> str:
         return f"<KindRules {len(self.rules)} rules, {len(self.agent_ids)} agent ids>"
 
     def label(self, sighting: Sighting) -> Label:
-        """The label by the first rule that holds. Raises nothing, whatever came."""
+        """The label by the first rule to hold. Raises nothing, whatever came."""
         request, headers = sighting.request, sighting.headers
         messages = request.messages if isinstance(request, ChatRequest) else ()
         has_tools = isinstance(request, ChatRequest) and bool(request.tools)
@@ -159,7 +160,7 @@ class KindRules:
         return UNLABELLED
 
     def agent_id(self, headers: Mapping[str, str]) -> str:
-        """The client's own id of the agent that asks: a part of its conversation's opening; "" if it names none."""
+        """The client's own id of the asking agent: a part of its conversation's opening; "" if it names none."""
         for place in self.agent_ids:
             value = headers.get(place.header, "")
             if value and (place.unlike is None or headers.get(place.unlike, value) != value):
@@ -193,7 +194,7 @@ def _matches(glob: re.Pattern[str], text: str | None) -> bool:
 
 
 def _field_of(value: str, field: str) -> str | None:
-    """A text in the JSON object that a header is; None if it is none, or has no such text."""
+    """A text in a header's JSON object; None if the header is none, or has no such text."""
     if len(value) > MAX_JSON_CHARS:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The ledger of a session: every request naming it, in order, with any outcome.
+"""The ledger of a session: every request naming it, in order, whatever its outcome.
 
 Owns the rows, and `LedgerNote` to end one. Knows neither the contents of a request nor how a row is written for a
 client; `RequestLedger` is pure, its caller has the time. A row takes 54 bytes, and 2 for each overlap and each rewrite;
@@ -21,7 +21,7 @@ from stenograph.session.turn import TurnOutcome
 from stenograph.trajectory.commits import LedgerRow
 
 ECHO = Label(kind=StrandKind.ECHO, rule="echo")
-"""The label of a request for its strand's last reply once more."""
+"""The label of a request that was its strand's last reply once more."""
 
 ROWS_AT_ONCE = 512
 """Rows made at once where all are wanted."""
@@ -90,7 +90,7 @@ class RequestLedger:
         return len(self._packed) // _ROW_BYTES
 
     def note(self, clock: Clock, *, path: str, dialect: str, client: str) -> "LedgerNote":
-        """`begin` now, as a note with an end of its own."""
+        """`begin` now, as a note that ends itself."""
         number = self.begin(received_s=clock.wall(), path=path, dialect=dialect, client=client)
         return LedgerNote(ledger=self, number=number, clock=clock)
 
@@ -114,7 +114,7 @@ class RequestLedger:
         return number
 
     def label(self, number: int, label: Label) -> None:
-        """Note a rule's label of a request. A request without a row is left alone."""
+        """Note a rule's label for a request. A request without a row is left alone."""
         if number <= self.num_rows:
             index = self._labels.setdefault(label, len(self._labels))
             _LABELLED.pack_into(self._packed, (number - 1) * _ROW_BYTES + _LABEL_AT, index)
@@ -255,7 +255,7 @@ class LedgerNote(Struct, eq=False, kw_only=True):
         return rows[0] if rows and rows[0].number == self.number else None
 
     def labelled(self, label: Label) -> None:
-        """Note a rule's label of the request."""
+        """Note a rule's label for the request."""
         if self.is_open:
             self.ledger.label(self.number, label)
 
@@ -266,7 +266,7 @@ class LedgerNote(Struct, eq=False, kw_only=True):
             self.ledger.end(self.number, ended_s=self.clock.wall(), status=error.client_status, error=error.code)
 
     def answered(self, outcome: TurnOutcome) -> None:
-        """The request has its reply; only the client's answer is left to do."""
+        """The request has its reply; only writing it for the client is left."""
         if self.is_open:
             self.is_open = False
             if outcome.is_echo:

@@ -1,7 +1,7 @@
-"""Sessions that were read from the store to be looked at, kept for a moment: a person looks at many pages of one.
+"""Sessions read from the store to be looked at, kept for a moment: a person looks at many pages of one.
 
-What happens to a session in this process drops it here. Another process that shares the store may go on with it: then
-what is kept lags behind by a few seconds, so only whoever shows it to a person asks here.
+Any change to a session in this process drops it here. Another process sharing the store may go on with it: then the
+kept copy lags behind by a few seconds, so it is only for showing to a person.
 """
 
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ from stenograph.session.session import Session
 from stenograph.session.storage import SessionStorage
 
 KEPT_S = 10.0
-"""For so long after it was read a session is kept."""
+"""Time for which a session is kept after it was read."""
 KEPT_TOKENS = 2_000_000
-"""Most tokens of all that are kept, about 50 MB; a session counts as a thousand at least."""
+"""Maximum of tokens kept in all, about 50 MB; a session counts as a thousand at least."""
 _LEAST_TOKENS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LookedSession:
-    """A session as it was at that time of the clock."""
+    """A session as it was at `at_s` on the clock."""
 
     session: Session
     at_s: float
@@ -31,7 +31,7 @@ def _num_tokens(look: _LookedSession) -> int:
 
 
 class LookedSessions:
-    """The sessions of a process that were looked at last."""
+    """The sessions of a process looked at last."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -41,7 +41,7 @@ class LookedSessions:
         return f"<LookedSessions {self._kept!r}>"
 
     async def read(self, storage: SessionStorage, session_id: str) -> Session:
-        """A session that is not in memory, read once for all who ask within a moment. Raises as the storage does."""
+        """A session outside of memory, read once for all requests within a moment. Raises as the storage does."""
 
         async def look() -> _LookedSession:
             return _LookedSession(at_s=self._clock.monotonic(), session=await storage.read(session_id, takes=False))
@@ -52,11 +52,11 @@ class LookedSessions:
         return (await self._kept.get(session_id, look)).session
 
     def drop(self, session_id: str) -> None:
-        """Forget a session that changes."""
+        """Forget a changing session."""
         self._kept.drop(session_id)
 
     def expire(self) -> None:
-        """Forget those that nobody has read for a moment."""
+        """Forget sessions not read for a moment."""
         self._kept.drop_where(self._is_over)
 
     def _is_over(self, look: _LookedSession) -> bool:

@@ -135,8 +135,8 @@ class SessionManager:
 
         Raises as `admit` if anything changed since, InvalidRequest and LimitExceeded for prompts it cannot have,
         SessionBusy of a strand, and BudgetSpent where the session is set to raise it; nothing but the place is held
-        then. The leases and the place are given back when the task ends, however it ends. A repeat of a request begun
-        while this one was decoded watches the other.
+        then. The leases and the place are given back when the task ends, however it ends. If it repeats a request that
+        came while it was decoded, it watches that one.
         """
         session, stages = place.session, place.stages
         if place.repeats is not None:

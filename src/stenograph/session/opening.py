@@ -261,7 +261,7 @@ class ChatOpening:
         )
 
     async def _truncated(self, ids: "array[int]") -> Prompt:
-        """A prompt of its own, without the ids left out at the client's wish."""
+        """A prompt of its own, without the ids that the client wants left out."""
         request, capabilities = self._request, self._capabilities
         num_kept = num_kept_of(request.truncation, request.params, capabilities, self._services.over_budget)
         ids = truncated(ids, request.truncation, num_kept)
@@ -269,7 +269,7 @@ class ChatOpening:
         return Prompt(new_ids=ids, end=self._renderer.prompt_end(ids), json_fragments=fragments)
 
     def _check_view(self) -> None:
-        """Raise InvalidRequest for a message unfit to be sent back: its family keeps reasoning apart."""
+        """Raise InvalidRequest for a message that could not be sent back: its family keeps reasoning apart."""
         if not (self._request.text.separates_reasoning or self._capabilities.parses):
             raise InvalidRequest(
                 f"separate_reasoning must be true for {self._renderer.family.name}: its chat template refuses a message"
@@ -300,7 +300,7 @@ class ChatOpening:
 def num_kept_of(
     truncation: Truncation | None, params: SamplingParams, capabilities: Capabilities, over_budget: OverBudget
 ) -> int | None:
-    """Number of ids to keep of a prompt at most; None for all. Less than 1 if the context has none left for it.
+    """Maximum number of ids kept of a prompt; None for all. Less than 1 if the context has none left for it.
 
     A `max_tokens` as large as the context, if it is to be clamped, counts as if it were absent: one token.
 

@@ -1,8 +1,8 @@
 """The chunks of a turn as they come: in parts for the loop, timed, and kept for any number of readers at any speed.
 
 A turn never waits for a reader: `ReplyBuffer` couples no writer to a reader. Pieces stay until the turn is dropped,
-because a retry that joins late reads from the beginning; they are merged when they are taken. Everything is on the
-loop, and the caller passes the time.
+because a late retry reads from the beginning; they are merged when they are taken. Everything is on the loop, and the
+caller passes the time.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ from stenograph.core.messages import Message, ReplyDelta, Role, ToolCall, ToolCa
 from stenograph.core.types import Chunk, SampledTurn
 
 READ_AT_ONCE = 512
-"""Ids that are read at once: up to 5 µs each where reasoning is counted, and as much again for 64 stop strings. Most
-engines that are not asked to stream give a whole reply in one chunk."""
+"""Ids read at once: up to 5 µs each where reasoning is counted, and as much again for 64 stop strings. Most engines not
+asked to stream give a whole reply in one chunk."""
 
 
 def parts_of(sampled: Chunk | SampledTurn) -> Iterator[Chunk]:
@@ -46,7 +46,7 @@ class TurnMeter(Struct, eq=False, gc=False):
         return f"<TurnMeter {self.num_sampled} tokens>"
 
     def sampled(self, num_tokens: int, now: float, unasked_replay: tuple[str, ...] = ()) -> None:
-        """Note one step of the engine, and payloads in it that were not asked for. A step without tokens is none."""
+        """Note one step of the engine, and payloads in it beyond the requested ones. A step without tokens is none."""
         self.unasked_replay += unasked_replay
         if not num_tokens:
             return
@@ -74,7 +74,7 @@ class TurnMeter(Struct, eq=False, gc=False):
 
 
 class ReplyBuffer(Struct, eq=False):
-    """One turn's pieces, in order, and the readers who are woken whenever there is more."""
+    """One turn's pieces, in order, and the readers woken whenever there is more."""
 
     deltas: list[ReplyDelta] = []
     chunks: list[Chunk] = []
@@ -86,14 +86,14 @@ class ReplyBuffer(Struct, eq=False):
 
     @property
     def message(self) -> Message:
-        """The message that all pieces so far make."""
+        """The message made by all pieces so far."""
         whole = _merged(self.deltas)
         calls = [ToolCall(id=one.id or "", name=one.name or "", arguments=one.arguments) for one in whole.tool_calls]
         said, reasoning = whole.content, whole.reasoning or None
         return Message(role=Role.ASSISTANT, content=said, reasoning=reasoning, tool_calls=tuple(calls))
 
     def push(self, delta: ReplyDelta, chunk: Chunk | None = None) -> None:
-        """Add what one step brought."""
+        """Add the delta and the chunk of one step."""
         if delta:
             self.deltas.append(delta)
         if chunk is not None and chunk.ids:
@@ -102,7 +102,7 @@ class ReplyBuffer(Struct, eq=False):
             reader.changed.set()
 
     def close(self) -> None:
-        """Say that nothing more comes."""
+        """Mark the end: nothing more comes."""
         self.is_closed = True
         for reader in self.readers:
             reader.changed.set()
@@ -120,7 +120,7 @@ class BufferReader:
             buffer.readers.add(self)
 
     async def take(self) -> list[StreamPiece] | None:
-        """Wait for something new and take all of it, merged to a piece of each turn that has any.
+        """Wait for something new and take all of it, merged to a piece of each turn with any.
 
         None once all buffers are closed and read to their ends, or this reader is closed. Nothing after a `call`, if
         there is nothing new.
@@ -137,12 +137,12 @@ class BufferReader:
         return None
 
     def call(self) -> None:
-        """End a `take` that waits, or the next one that would, though nothing is new."""
+        """End a waiting `take`, or the next one to wait, though nothing is new."""
         self._is_called = True
         self.changed.set()
 
     def close(self) -> None:
-        """Read no more; a `take` that waits ends."""
+        """Read no more; a waiting `take` ends."""
         self._is_closed = True
         for place in self._places:
             place.buffer.readers.discard(self)
@@ -150,7 +150,7 @@ class BufferReader:
 
 
 class _BufferPlace:
-    """Place up to which one buffer has been read."""
+    """End of the read part of one buffer."""
 
     def __init__(self, buffer: ReplyBuffer, index: int) -> None:
         self.buffer = buffer
@@ -159,7 +159,7 @@ class _BufferPlace:
         self._num_chunks = 0
 
     def take(self) -> StreamPiece | None:
-        """All that is new, merged; None if nothing is."""
+        """Everything new, merged; None if there is nothing."""
         deltas, chunks = self.buffer.deltas[self._num_deltas :], self.buffer.chunks[self._num_chunks :]
         if not deltas and not chunks:
             return None

@@ -1,4 +1,4 @@
-"""A session as it is read from the store: made again row by row, and held to the sums that its last row has.
+"""A session as it is read from the store: made again row by row, and held to the sums in its last row.
 
 Owns no session and no store, and touches neither: a worker may make it.
 """
@@ -60,9 +60,9 @@ def opening_of(session: Session, model: ModelMark) -> SessionOpened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoredTurns:
-    """A session as its rows made it, with every turn that was ever committed, those that were replaced included, and
-    the number of the row that each is in, by the ids of their nodes. `times` has, by the number of a row, the time in
-    its payload, in seconds of the epoch."""
+    """A session as its rows made it, with every turn ever committed, including replaced ones, and the numbers of their
+    rows, by the ids of their nodes. `times` has, by the number of a row, the time in its payload, in seconds of the
+    epoch."""
 
     session: Session
     nodes: Mapping[int, Node]
@@ -75,8 +75,8 @@ def restored_session(
 ) -> Session:
     """A session as it was when its last row was written. Touches nothing else: a worker may make it.
 
-    `now` and `wall` are monotonic seconds and those of the epoch. A session that was made with another `model` can only
-    be read; None: it is only read anyway. Raises SessionDamaged.
+    `now` and `wall` are monotonic seconds and those of the epoch. A session made with another `model` can only be read;
+    None: it is only read anyway. Raises SessionDamaged.
     """
     return restored_turns(stored, matcher_of=matcher_of, model=model, now=now, wall=wall).session
 
@@ -110,7 +110,7 @@ def restored_turns(
 
 
 class _Replayed:
-    """A session that is made again row by row."""
+    """A session being made again, row by row."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -177,7 +177,7 @@ def _options(opened: SessionOpened, matcher_of: MatcherOf) -> SessionOptions:
 
 
 def _ended(row: LedgerRow, commit: SessionCommit, made: Sequence[tuple[Strand, Node]]) -> LedgerRow:
-    """The row of the request that made a commit, which was written before it had ended."""
+    """The row of the request of a commit, written before the request had ended."""
     if row.ended_s is not None:
         return row
     strand, first = made[0]
@@ -199,7 +199,7 @@ def _ended(row: LedgerRow, commit: SessionCommit, made: Sequence[tuple[Strand, N
 
 
 def _check_totals(session: Session, outcome_seq: int, totals: Totals) -> None:
-    """Raise SessionDamaged if a session's rows do not come to the sums that the last one has."""
+    """Raise SessionDamaged if a session's rows do not come to the sums in the last one."""
     strands = session.strands
     found = Totals(
         num_strands=len(strands.kept) if strands.only is None else 0,

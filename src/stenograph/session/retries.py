@@ -1,6 +1,6 @@
-"""The identity of a request, by which another one is known to repeat it. Pure.
+"""The identity of a request, to recognize repeats of it. Pure.
 
-A client that lost its connection asks again. It says so by `Idempotency-Key`, the same on each attempt, or, as the
+After losing its connection, a client asks again. It says so by `Idempotency-Key`, the same on each attempt, or, as the
 OpenAI and Anthropic SDKs do, by a retry count above 0 with the same body. Nothing else distinguishes a retry from an
 agent that wants another reply to the same messages.
 """
@@ -14,7 +14,7 @@ from stenograph.core.errors import IdempotencyMismatch
 
 
 class RequestIdentity(Struct, frozen=True, kw_only=True, gc=False):
-    """Identity of a request: its route and bytes, the key that its client gave it, and whether it is a retry.
+    """Identity of a request: its route and bytes, its client's key, and whether it is a retry.
 
     Bodies are compared as bytes: they are at hand, and a comparison costs less than a hash.
     """
@@ -35,7 +35,7 @@ class RequestIdentity(Struct, frozen=True, kw_only=True, gc=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredIdentity:
-    """Identity of a request that was committed before this process began: of its body there is the print."""
+    """Identity of a request committed before this process began: of its body there is the print."""
 
     route: str
     body_print: bytes
@@ -53,8 +53,7 @@ class StoredIdentity:
 
 
 def print_of(body: bytes) -> bytes:
-    """XXH3 of 128 bits. It protects no secret: a client that makes two bodies with one print confuses only its own
-    session."""
+    """XXH3 of 128 bits. It protects no secret: a client with two bodies of one print confuses only its own session."""
     return xxhash.xxh3_128_digest(body)
 
 

@@ -1,13 +1,13 @@
-"""The rules by which requests are rewritten, as data: what is dropped from them, and what is pinned.
+"""The rules for rewriting requests, as data: the parts to drop, and the parts to pin.
 
 They stand in the files of kinds' rules (side_rules.py): `side.toml` is shipped, and an operator's own in front of it. A
 rule has `name`, `client` and `seen` (versions of the client); those with `default = true` hold unless a session says
 otherwise, the others where it names them. A rule replaces those of its name in later files.
 
-- `[[drop]]` cuts each of the first `num_blocks` blocks of the system text that the regular expression `block` matches
-  at its beginning.
-- `[[pin]]` lets openings be one that differ only there: at `place` `system` or `first_user`, in what the regular
-  expression `match` finds, if the text begins as `begins` says (left out: however it begins); at `tool_text` in the
+- `[[drop]]` cuts each of the first `num_blocks` blocks of the system text if the regular expression `block` matches at
+  its beginning.
+- `[[pin]]` makes one of openings that differ only there: at `place` `system` or `first_user`, in the matches of the
+  regular expression `match`, if the text begins as `begins` says (left out: however it begins); at `tool_text` in the
   descriptions of tools. The stored spelling stands.
 
 Knows no session and no request.
@@ -24,13 +24,13 @@ from stenograph.session.side_rules import BadSideRules, converted, file_of, rege
 from stenograph.trajectory.canonical import Canonical, DropRule, PinPlace, PinRule
 
 DEFAULT, OFF = "default", "off"
-"""A choice of rules that are on by default, or of none. Names are a choice of these and the default ones."""
+"""A choice of the rules on by default, or of none. Names are a choice of these and the default ones."""
 
 _Rule = TypeVar("_Rule", DropRule, PinRule)
 
 
 class DropFields(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A rule that drops, as it stands in a file."""
+    """A drop rule, as it stands in a file."""
 
     name: Name
     client: Name
@@ -42,7 +42,7 @@ class DropFields(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class PinFields(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A rule that pins, as it stands in a file."""
+    """A pin rule, as it stands in a file."""
 
     name: Name
     client: Name
@@ -55,7 +55,7 @@ class PinFields(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class UnknownRewrite(ValueError):
-    """A choice names a rule that no file has; `known` are those that there are."""
+    """A choice names a rule missing from all files; `known` are the existing ones."""
 
     def __init__(self, name: str, known: Sequence[str]) -> None:
         super().__init__(f"there is no rule {name[:80]!r}; known are {', '.join(known)}")
@@ -65,7 +65,7 @@ class UnknownRewrite(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewriteRule:
-    """A rule with what is said of it."""
+    """A rule with its description."""
 
     rule: DropRule | PinRule
     client: str
@@ -90,7 +90,7 @@ class RewriteRules:
 
     @classmethod
     def read(cls, *texts: str) -> "RewriteRules":
-        """Read TOML files, those that come first in front. Raises BadSideRules."""
+        """Read TOML files, the first ones in front. Raises BadSideRules."""
         rules: dict[str, RewriteRule] = {}
         for text in texts:
             file = file_of(text)
@@ -109,7 +109,7 @@ class RewriteRules:
         return cls(tuple(rules.values()))
 
     def chosen(self, choice: str) -> Canonical:
-        """The rules of a choice: `default`, `off`, or names with commas between, which add to the default.
+        """The rules of a choice: `default`, `off`, or names with commas between, in addition to the default.
 
         Raises UnknownRewrite.
         """

@@ -13,8 +13,8 @@ MAX_NAME_CHARS = 200
 
 
 class RolloutPoint(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A rollout of a group, as far as its figures go. `is_cut` and `version` are null of one that only the store has:
-    they stand in its turns, which are not read for this."""
+    """A rollout of a group, as far as its figures go. `is_cut` and `version` are null of one in the store alone: they
+    stand in its turns, which are not read for this."""
 
     group: str
     step: str | None
@@ -26,7 +26,7 @@ class RolloutPoint(msgspec.Struct, array_like=True, frozen=True, gc=False):
     num_tokens: int
     is_cut: bool | None
     version: str | None
-    """The oldest version of the weights that sampled some of it."""
+    """The oldest version of the weights used to sample some of it."""
 
 
 def point_of(session: Session | ListedSession) -> RolloutPoint | None:
@@ -63,7 +63,7 @@ def _step_of(metadata: Mapping[str, object]) -> str | None:
 
 
 def _reward_of(outcome: SessionOutcome | None) -> float | None:
-    """A rollout's reward, of several by name the first; None for one that failed by infrastructure."""
+    """A rollout's reward, of several by name the first; None for one failed by infrastructure."""
     if outcome is None or outcome.verdict is RolloutVerdict.INFRA_FAILED:
         return None
     reward = outcome.reward
@@ -71,10 +71,10 @@ def _reward_of(outcome: SessionOutcome | None) -> float | None:
 
 
 def _oldest(versions: Iterable[str | None]) -> str | None:
-    """The least version that is a number; None where there is none."""
+    """The least numeric version; None where there is none."""
     return min((one for one in versions if one is not None and is_number(one)), key=int, default=None)
 
 
 def is_number(version: str) -> bool:
-    """Whether a version of weights is a number that others can be compared with."""
+    """Whether a version of weights is a number, comparable with others."""
     return version.isascii() and version.isdecimal() and len(version) < 16

@@ -1,4 +1,4 @@
-"""Selects sessions by what their trainer knows of them: group, state, metadata. Owns no session."""
+"""Selects sessions by their trainer's knowledge of them: group, state, metadata. Owns no session."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -13,13 +13,13 @@ from stenograph.session.session import Session
 from stenograph.session.storage import ListedSession
 
 _AT_ONCE = 100
-"""Sessions that are looked at in one event-loop iteration."""
+"""Number of sessions looked at in one event-loop iteration."""
 
 Listed = Session | ListedSession
 
 
 class SessionState(StrEnum):
-    """States by which sessions are selected: one of the first two, and one of the others."""
+    """States for selecting sessions: one of the first two, and one of the others."""
 
     BUSY = "busy"
     """A turn runs."""
@@ -33,9 +33,9 @@ class SessionState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionFilter:
-    """Conditions on a session, all of which have to hold; None is no condition.
+    """Conditions on a session; all have to hold, and None is no condition.
 
-    `metadata`: each key has the value. `texts`: each key has a value that is this text, or is written so in JSON.
+    `metadata`: each key has the value. `texts`: each key has this text as its value, or a value written so in JSON.
     """
 
     group: str | None = None
@@ -75,8 +75,8 @@ def _reads(value: object, text: str) -> bool:
 async def selected(
     manager: SessionManager, wanted: SessionFilter, *, after: str | None = None
 ) -> AsyncIterator[Listed]:
-    """The sessions that pass, in the order of their creation, those after the id `after`; one that is in the store
-    alone is not woken. Between some of them the loop serves others, and sessions may come and go.
+    """The matching sessions, in the order of their creation, those after the id `after`; one in the store alone is not
+    woken. Between some of them the loop serves others, and sessions may come and go.
 
     Raises SessionNotFound if there is no session `after`, SessionDamaged or StorageUnavailable.
     """
@@ -90,7 +90,7 @@ async def selected(
 
 
 async def _page(manager: SessionManager, cursors: list[str | None]) -> list[Listed]:
-    """The page after the last of the ids that is there still; the first one was there when all began."""
+    """The page after the last of the ids still there; the first one was there when all began."""
     for cursor in reversed(cursors):
         try:
             return await manager.sessions.page_kept(limit=_AT_ONCE, after=cursor)
@@ -101,7 +101,7 @@ async def _page(manager: SessionManager, cursors: list[str | None]) -> list[List
 
 
 def created_at(session: Listed) -> float:
-    """The time at which a session of a list was opened, in seconds of the epoch."""
+    """The opening time of a session of a list, in seconds of the epoch."""
     return session.opened.created_at if isinstance(session, ListedSession) else session.created_at
 
 

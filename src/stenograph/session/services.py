@@ -1,4 +1,4 @@
-"""The services that all turns of a process share: made once, by whoever wires the rooms together."""
+"""The services shared by all turns of a process: made once, in wiring the rooms together."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,15 +19,14 @@ from stenograph.trajectory.canonical import Canonical
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnServices:
-    """Services that all turns share. `timeout_s` is a request's deadline, None for none.
+    """Services shared by all turns. `timeout_s` is a request's deadline, None for none.
 
     `abort_grace_s` is how long an aborted request waits for the engine's partial reply. `over_budget` decides about a
-    `max_tokens` that exceeds what the context leaves. `template_kwargs` are the template's arguments in every chat
-    that does not set them, nor its session. `share` does work that holds the GIL in pieces.
-    `tokenizer` makes ids of the text of completions and of chats without a session; None: `renderer` does, on `pool`.
-    `kind_rules` label the requests of sessions. Of the `rewrite_rules` chats are under those of `canonical`, unless
-    their session has its own. `weights` names those of an engine that does not, and holds new turns while they change;
-    `cache_salt` is that of turns without a session.
+    `max_tokens` beyond the context's room. `template_kwargs` are the template's arguments in every chat, unless it or
+    its session sets them. `share` does GIL-holding work in pieces. `tokenizer` makes ids of the text of completions and
+    of chats without a session; None: `renderer` does, on `pool`. `kind_rules` label the requests of sessions. Of the
+    `rewrite_rules` chats are under those of `canonical`, unless their session has its own. `weights` names those of an
+    engine that does not itself, and holds new turns while they change; `cache_salt` is that of turns without a session.
     """
 
     engine: Engine

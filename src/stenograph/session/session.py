@@ -279,8 +279,8 @@ class Session:
         return self._running[request_id].order
 
     def replay(self, commit: SessionCommit) -> list[tuple[Strand, Node]]:
-        """Make a commit from before this process: its nodes, each with its strand. Raises ValueError if it has no place
-        here.
+        """Make a commit again that was made before this process began: its nodes, each with its strand. Raises
+        ValueError if it has no place here.
 
         The reply is kept as after the commit; nobody knows any more whether it was delivered.
         """

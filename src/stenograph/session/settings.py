@@ -11,14 +11,14 @@ from stenograph.core.settings import Section, Switch, choice, folder, seconds, s
 
 
 class OverBudget(enum.StrEnum):
-    """Treatment of a `max_tokens` that exceeds what the context leaves."""
+    """Treatment of a `max_tokens` beyond the context's room."""
 
     REFUSE = "refuse"
     CLAMP = "clamp"
 
 
 class RequiredLogprobs(enum.StrEnum):
-    """Kinds of log-probabilities that samples may have to have; the value is that of `LogprobsKind`."""
+    """Kinds of log-probabilities that samples may be required to have; the values are those of `LogprobsKind`."""
 
     TEMPERED = "tempered"
 

@@ -1,4 +1,4 @@
-"""A file of rules, which are data: `side.toml` is shipped, and an operator's own file stands in front of it.
+"""A file of rules, as data: `side.toml` is shipped, and an operator's own file stands in front of it.
 
 A file has `[[rules]]` and `[[agent_ids]]`, and `[[drop]]` and `[[pin]]` (rewrite_rules.py). A rule has `name`,
 `client`, `seen` (versions of the client), and either a `kind`, or a `header` with `kinds` (glob of its value → kind,
@@ -9,8 +9,8 @@ the first that matches). All conditions of `when` must hold:
 - `max_tokens`: the request's is at most this; `num_messages`: it has exactly as many; `stop`: one of its stop strings
 - `system`, `first_user`, `last_user`: regular expressions, searched in the first 4,096 characters of the text
 
-The system text is that of the messages before the first one that is neither a system's nor a developer's, joined by
-a blank line. A condition on what a request does not have does not hold.
+The system text is of the messages before the first one that is neither a system's nor a developer's, joined by a blank
+line. A condition on a part missing from the request does not hold.
 """
 
 import fnmatch
@@ -27,16 +27,16 @@ from stenograph.core.kinds import Label, StrandKind
 from stenograph.session.kinds import AgentIdFields, KindRule, KindRules, Name, WhenFields
 
 SHIPPED_RULES = Path(__file__).with_name("side.toml").read_text(encoding="utf-8")
-"""The rules that come with the product, as TOML."""
+"""The rules shipped with the product, as TOML."""
 
 _TEXTS = ("when.system", "when.first_user", "when.last_user")
-"""The conditions on texts, in the order in which a rule numbers them."""
+"""The conditions on texts, in the order of a rule's numbers for them."""
 
 _Fields = TypeVar("_Fields")
 
 
 class BadSideRules(ValueError):
-    """A file of rules is wrong: in which rule (None: outside of all rules), in which field, and the problem."""
+    """A file of rules is wrong: the rule (None: outside of all rules), the field, and the problem."""
 
     def __init__(self, *, rule: str | None, field: str, problem: str) -> None:
         super().__init__(f"side rules: {'' if rule is None else f'rule {rule!r}, '}{field}: {problem}")
@@ -68,9 +68,9 @@ class SideFileFields(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 def read_kind_rules(*texts: str) -> KindRules:
-    """Read TOML files, those that come first in front. A rule replaces those of its name in later files.
+    """Read TOML files, the first ones in front. A rule replaces those of its name in later files.
 
-    Raises BadSideRules for anything that is wrong in any of them.
+    Raises BadSideRules for any mistake in any of them.
     """
     rules: dict[str, KindRule] = {}
     agent_ids: list[AgentIdFields] = []
@@ -113,7 +113,7 @@ def _agent_id_of(given: Mapping[str, object], index: int) -> AgentIdFields:
 
 
 def _rule_of(given: Mapping[str, object], index: int) -> KindRule:
-    """A rule that is ready to be asked. Raises BadSideRules."""
+    """A rule ready to be asked. Raises BadSideRules."""
     named = given.get("name")
     name = named if isinstance(named, str) else f"number {index + 1}"
     fields = converted(given, RuleFields, name, "the rule")
@@ -149,7 +149,7 @@ def _rule_of(given: Mapping[str, object], index: int) -> KindRule:
 
 
 def _check(fields: RuleFields) -> None:
-    """Check what belongs together. Raises BadSideRules."""
+    """Check fields against each other. Raises BadSideRules."""
     by_header = fields.header is not None
     if (fields.kind is not None) == by_header:
         raise BadSideRules(rule=fields.name, field="kind", problem="a rule has either `kind`, or `header` and `kinds`")
@@ -172,7 +172,7 @@ def _glob(text: str, rule: str, field: str) -> re.Pattern[str]:
 
 
 def regex_of(text: str, rule: str, field: str) -> re.Pattern[str]:
-    """A compiled expression. Raises BadSideRules, also for one that Python will read in another way some day."""
+    """A compiled expression. Raises BadSideRules, also for one with a meaning due to change in Python."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")

@@ -1,6 +1,6 @@
 """The sessions of a store: opened, read, deleted, listed. Whether one is in memory is the manager's business.
 
-Owns the way between a `Session` and its rows; every method that waits may find the world changed after it.
+Owns the way between a `Session` and its rows; after any wait in a method the world may have changed.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from stenograph.trajectory.commits import ModelMark, SessionOpened
 from stenograph.trajectory.matching import MATCHERS, Matcher
 
 EXPIRED_AT_ONCE = 100
-"""Sessions that are looked for and deleted at once, when they have been idle for too long."""
+"""Number of sessions looked for and deleted at once, when idle for too long."""
 
 FORGOTTEN_TURNS = 10_000
 """Sessions are forgotten in one event-loop iteration until they had so many turns: each takes about a microsecond."""
@@ -34,12 +34,12 @@ READ_AT_ONCE_BYTES = 64 * 1024
 """Sessions of a list are read in one event-loop iteration until their openings, with all metadata, have this size."""
 
 LISTED_BYTES = 1024
-"""About what reading one costs beside its metadata."""
+"""The approximate cost of reading one beside its metadata."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedSession:
-    """A session that is not in memory, in a list: as it was opened, its sums, and its outcome if it has one. `is_busy`
+    """A session outside of memory, in a list: as it was opened, its sums, and its outcome if it has one. `is_busy`
     None: another process may have it, and run a turn."""
 
     opened: SessionOpened
@@ -49,7 +49,8 @@ class ListedSession:
 
 
 class SessionStorage:
-    """A store of sessions. `model` is the server's; `matchers` are those that sessions may name beside the known."""
+    """A store of sessions. `model` is the server's; `matchers` are further ones for sessions to name beside the
+    known."""
 
     def __init__(
         self,
@@ -67,14 +68,14 @@ class SessionStorage:
         self._matchers = {**MATCHERS, **(matchers or {})}
         self._reading: Counter[str] = Counter()
         self._num_left: Counter[str] = Counter()
-        """Of sessions that are being read, how often they have left memory meanwhile."""
+        """Of sessions being read, how often they have left memory meanwhile."""
         self._deleting: Counter[str] = Counter()
         self._deleted: set[str] = set()
         self._trained: dict[str, dict[int, int]] = {}
         self.num_read = 0
-        """Sessions that were read."""
+        """Sessions read."""
         self.num_damaged = 0
-        """Those that could not be, because they are damaged."""
+        """Sessions unreadable because they are damaged."""
 
     def __repr__(self) -> str:
         return f"<SessionStorage of {self.store!r}>"
@@ -91,15 +92,15 @@ class SessionStorage:
         )
 
     async def find(self, key: str) -> SessionId | None:
-        """The session that was opened last with a key. Raises StorageUnavailable."""
+        """The session opened last with a key. Raises StorageUnavailable."""
         found = await self.store.find(key)
         return None if found is None else found.session_id
 
     async def read(self, session_id: str, *, takes: bool = True) -> Session:
-        """A session as it is in the store, which nobody else has; where it is not taken, it is only to be read.
+        """A session as it is in the store, held by nobody else; where it is not taken, it is only to be read.
 
-        Raises SessionNotFound, also for one that is being deleted or has been idle for too long, SessionDamaged,
-        StorageUnavailable or SessionElsewhere.
+        Raises SessionNotFound, also for one being deleted or idle for too long, SessionDamaged, StorageUnavailable or
+        SessionElsewhere.
         """
         self._reading[session_id] += 1
         try:
@@ -139,9 +140,9 @@ class SessionStorage:
             self._num_left[session_id] += 1
 
     def note_trained(self, session_id: str, num_by_node: Mapping[int, int]) -> None:
-        """Samples of a session were given out, which is told of it when it is gone. The end of the process forgets it.
+        """Samples of a session were given out, to be reported when it is gone. The end of the process forgets it.
 
-        As `Session.note_trained`, also for one that is not in memory.
+        As `Session.note_trained`, also for one outside of memory.
         """
         known = self._trained.setdefault(session_id, {})
         for node_id, num_tokens in num_by_node.items():
@@ -159,9 +160,9 @@ class SessionStorage:
         self._forgotten(session_id)
 
     async def remove(self, session_id: str) -> Session | None:
-        """Delete a session that is not in memory: as it was, or None if it was damaged. From now on nobody reads it.
+        """Delete a session outside of memory: as it was, or None if it was damaged. From now on nobody reads it.
 
-        It is made again once it is gone, so that sessions which are deleted together are one group of the store. Raises
+        It is made again once it is gone, so sessions deleted together are one group of the store. Raises
         SessionNotFound or StorageUnavailable.
         """
         self._deleting[session_id] += 1
@@ -189,7 +190,7 @@ class SessionStorage:
             self._deleted.add(session_id)
 
     async def expired(self) -> Sequence[SessionId]:
-        """Sessions that have been idle for too long, as far as their rows tell. Raises StorageUnavailable."""
+        """Sessions idle for too long, as far as their rows tell. Raises StorageUnavailable."""
         return await self.store.expired(now=self._clock.wall(), limit=EXPIRED_AT_ONCE)
 
     async def page(self, *, limit: int, after: str | None) -> list[ListedSession]:
@@ -210,7 +211,7 @@ class SessionStorage:
         return listed
 
     async def backup(self, path: Path) -> int:
-        """Write a copy of all that is durable to a new file; its bytes. Raises OSError."""
+        """Write a copy of all durable data to a new file; its bytes. Raises OSError."""
         return await self.store.backup(path)
 
     async def _restored(self, stored: StoredSession) -> Session:

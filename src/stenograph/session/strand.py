@@ -1,8 +1,8 @@
 """The strands of a session: each has a history and leases of its own, and a request belongs to one of them.
 
-`Strands` finds the strand of a request, and counts their contents in all. A linear session and a tree
-have one strand, whatever a request begins with. Changed on the loop alone. A request's strand never depends on the
-client's word, but for the agent id in its opening.
+`Strands` finds the strand of a request, and counts what all of them hold. A linear session and a tree have one strand,
+whatever a request begins with. Changed on the loop alone. A request's strand never depends on the client's word, but
+for the agent id in its opening.
 """
 
 import itertools
@@ -45,7 +45,7 @@ class Strand(Struct, eq=False, kw_only=True):
     While a turn runs on one that is `exclusive`, no other may: a refused request holds nothing. `number` counts the
     session's strands in the order of their first commits; None before. After the client rewrote its history,
     `continues` is the strand before this one in the same work, and `chapter` counts those before it. `label` is the
-    rules' word on the opening request, `last_kind` on the latest committed one. `fork_of` is a strand with the same
+    rules' label of the opening request, `last_kind` on the latest committed one. `fork_of` is a strand with the same
     opening: this one parts from its last turn, with another reply.
     """
 
@@ -344,7 +344,7 @@ class Leases(Struct, eq=False):
     """The places of one request's turns in the strands of its session, each a lease of its strand. Give them back.
 
     `strands` None: the request has no session, and each turn a strand of its own, seen by nobody else. `agent_id` is
-    the client's own id of the asking agent, `label` the rules' word on the request, `max_strands` the session's limit.
+    the client's own id of the asking agent, `label` the rules' label of the request, `max_strands` the session's limit.
     """
 
     strands: Strands | None
@@ -405,7 +405,7 @@ class Leases(Struct, eq=False):
         return chapter_of([(strand, list(strand.history.nodes))], request, context)
 
     def fork(self, strand: Strand) -> Strand:
-        """Take a place in a strand beside this one; it has one here."""
+        """Take a place in a strand beside this one, where it has one already."""
         assert self.strands is not None, "only a session has strands"
         return self._take(self.strands.fork(strand))
 
@@ -443,7 +443,7 @@ class Onlooker(Leases):
 
 
 def _of_forks(newest: Strand, messages: Sequence[Message], context: PromptContext) -> Strand:
-    """The strand, of the last forks, with the last turn before this request; the newest if there is none."""
+    """The strand, of the last forks, whose last turn a request continues; the newest if there is none."""
     one: Strand | None = newest
     for _ in range(NUM_FORKS):
         if one is None:

@@ -81,8 +81,8 @@ class CommitWriter(Protocol):
 
 
 class RequestRun:
-    """One request. Made by the manager, run once, watched through the buffers of its turns: one, but for a completion
-    with several prompts: its `steps` take each step of all turns at once.
+    """One request. Made by the manager, run once, watched through the buffers of its turns: one, or several for a
+    completion with several prompts, whose `steps` take each step of all turns at once.
 
     `may_commit`: there is a session, and it is not being deleted. `budgets` are the session's limits in all. `writer`
     None: there is no store. `remaining` is the budget left before sampling; it is known when the first piece is there.
@@ -191,7 +191,7 @@ class RequestRun:
         )
 
     def _grant(self) -> None:
-        """Settle how much may be sampled. Each turn gets the same share of the session's rest."""
+        """Settle how much may be sampled. Each turn gets the same share of the session's remaining tokens."""
         session, most = None, self._budgets.max_total_tokens
         if most is not None:
             num_before = self.leases.num_tokens_before([(turn.opening.strand, turn.attachment) for turn in self.turns])

@@ -1,4 +1,4 @@
-"""A reply for which nothing was sampled: the end of a line once more, or the end of a session's budget. Pure."""
+"""A reply without a sampled token: the end of a line once more, or the end of a session's budget. Pure."""
 
 from array import array
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ def empty_reply(
     stages_s: Mapping[Stage, float],
     last: Node | None = None,
 ) -> ChatReply:
-    """A reply without a token after the line that ends with `last`; None: after nothing."""
+    """A reply without a token after the line down to `last`; None: after nothing."""
     num_prompt = 0 if last is None else last.num_tokens
     of_kept = None if last is None else partial(line_ids, last)
     empty = SampledTurn(

@@ -1,7 +1,7 @@
-"""A request's task, and those who wait for it. The manager owns the task; whoever watches can only leave.
+"""A request's task, and its watchers. The manager owns the task; a watcher can only leave.
 
-A request ends early when its last watcher has left. A retry that joins is one more watcher, so a client that hung up
-and asked again finds its turn going on.
+A request ends early when its last watcher has left. A joining retry is one more watcher: after a disconnect and a
+retry, a client finds its turn going on.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ from stenograph.session.turn import RequestRun, TurnOutcome
 
 
 class TurnAbandoned(Exception):
-    """The turn that was watched has been abandoned by its own watchers; no client waits for it."""
+    """The watched turn has been abandoned by its own watchers; no client waits for it."""
 
 
 class Delivery(Struct, eq=False):
-    """Whether a reply has reached a client. All who watch it share one, before the commit and after it."""
+    """Whether a reply has reached a client. All watchers share one, before the commit and after it."""
 
     on_delivered: Callable[[], None]
     is_done: bool = False
@@ -45,7 +45,7 @@ class Watch(Protocol):
 
     @property
     def request_id(self) -> RequestId:
-        """By which the engine knows the turn."""
+        """The turn's id at the engine."""
         ...
 
     @property
@@ -55,17 +55,17 @@ class Watch(Protocol):
 
     @property
     def spelling(self) -> Spelling:
-        """The spelling of the request's dialect for what is reported about it."""
+        """The spelling of the request's dialect for reports about it."""
         ...
 
     @property
     def params(self) -> SamplingParams:
-        """The sampling that was asked for, the session's rules applied."""
+        """The requested sampling, with the session's rules applied."""
         ...
 
     @property
     def reply_id(self) -> str:
-        """By which the client knows the reply; settled when the first piece is there."""
+        """The client's name for the reply; settled when the first piece is there."""
         ...
 
     @property
@@ -75,7 +75,7 @@ class Watch(Protocol):
 
     @property
     def remaining(self) -> Remaining:
-        """Number of tokens that may come in all; known when the first piece is there."""
+        """Maximum number of tokens to come; known when the first piece is there."""
         ...
 
     async def take(self) -> list[StreamPiece] | None:
@@ -83,23 +83,23 @@ class Watch(Protocol):
         ...
 
     def call(self) -> None:
-        """End a `take` that waits, with what is new, if only nothing."""
+        """End a waiting `take`: it returns what is new, if only nothing."""
         ...
 
     def result(self) -> Coroutine[None, None, TurnOutcome]:
         """Wait for the end.
 
-        Raises the turn's StenographError, the one that it was abandoned with, UnexpectedFailure for a bug of ours
-        (logged), or TurnAbandoned.
+        Raises the turn's StenographError, the error of its abandonment, UnexpectedFailure for a bug of ours (logged),
+        or TurnAbandoned.
         """
         ...
 
     def timings_s(self) -> Mapping[Stage, float]:
-        """Seconds that each stage took that has ended by now; of several turns the first's."""
+        """Seconds in each stage ended by now; of several turns the first's."""
         ...
 
     def delivered(self) -> None:
-        """Say that the reply's last byte has left through a live connection."""
+        """Report the reply's last byte as sent through a live connection."""
         ...
 
     def leave(self) -> None:
@@ -110,8 +110,8 @@ class Watch(Protocol):
 class RequestTask(Struct, eq=False, kw_only=True):
     """A request's task and its watchers. `order` counts those of its session, from 1, as they were started.
 
-    `request_id` is by which the engine knows it. `is_superseded`: another request with the same body was begun after
-    it. `is_abandoned`: it was stopped by us, and is only waited for to end. `delivery` outlives the task.
+    `request_id` is its id at the engine. `is_superseded`: another request with the same body was begun after it.
+    `is_abandoned`: it was stopped by us, and is only waited for to end. `delivery` outlives the task.
     """
 
     run: RequestRun
@@ -141,11 +141,11 @@ class RequestTask(Struct, eq=False, kw_only=True):
         return watch
 
     def abandon(self, why: StenographError | None = None) -> None:
-        """Stop the turn and keep nothing of it. Without effect once it has ended, or is on its way to the disk.
+        """Stop the turn and keep nothing of it. Without effect once it has ended or is on its way to the disk.
 
         `why` is raised to its watchers; None if they have all left. The task is cancelled once: a second time would
-        break into what it does to end, and the engine might never be asked to stop. One whose deadline has passed is
-        ending already, and by that.
+        interrupt its cleanup, and the engine might never be asked to stop. A turn past its deadline is ending already,
+        for this reason.
         """
         if self.run.is_committing:
             return
@@ -155,7 +155,7 @@ class RequestTask(Struct, eq=False, kw_only=True):
 
 
 class LiveWatch:
-    """A `Watch` of a request whose task runs, or has ended a moment ago."""
+    """A `Watch` of a request with a task that runs, or has ended a moment ago."""
 
     def __init__(self, task: RequestTask) -> None:
         request = task.run.request
@@ -218,7 +218,7 @@ class LiveWatch:
         return self._task.run.turn.stages.durations_s()
 
     def leave(self) -> None:
-        """Watch no more; the last watcher's leaving stops a turn that still runs."""
+        """Watch no more; the last watcher's leaving stops a running turn."""
         self._has_left = True
         if self._reader is not None:
             self._reader.close()
@@ -228,7 +228,7 @@ class LiveWatch:
             task.abandon()
 
     def _pieces(self) -> BufferReader:
-        """The reader of a stream's pieces; a client that takes its reply whole has none."""
+        """The reader of a stream's pieces; a client of a whole reply has none."""
         if self._reader is None:
             self._reader = BufferReader([turn.buffer for turn in self._task.run.turns])
         return self._reader
