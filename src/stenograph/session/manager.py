@@ -1,8 +1,8 @@
 """The turns of all sessions: how each begins and ends, and how a session or the process ends with them.
 
-Owns every turn task; sessions.py decides which sessions exist. A handler asks `admit` for a place, decodes the request
-in it, calls `begin`, gets a `Watch`, and leaves it when its client leaves; it never runs a turn. All state changes are
-synchronous.
+Owns every turn task; sessions.py decides which sessions exist. For a turn, a handler asks `admit` for a place, decodes
+the request in it, calls `begin`, gets a `Watch`, and leaves it when its client leaves; it never runs a turn. All state
+changes are synchronous.
 """
 
 import asyncio
@@ -261,7 +261,7 @@ class SessionManager:
                     turn.abandon(why)
 
     def _leases(self, session: Session | None, request: TurnRequest, caller: Caller) -> Leases:
-        """The request's places, not taken yet, with the rules' word on it."""
+        """The request's places, not taken yet, with the rules' label of it."""
         if session is None:
             return Leases(None)
         rules = self._services.kind_rules

@@ -30,8 +30,8 @@ class SessionOptions:
     """Options of a session, set at its creation. None is no limit.
 
     `ttl_s`: seconds without a chat before the session is dropped. Its requests are under the rules of `sampling` and of
-    `canonical`. `group` names rollouts for a trainer to compare with each other. `support`: its engine is asked for the
-    ids that could be sampled. `compat` is another server's contract, kept by the session. `cache_salt`: see there.
+    `canonical`. `group` names the rollouts for a trainer to compare with each other. `support`: its engine is asked for
+    the ids that could be sampled. `compat` is another server's contract, kept by the session. `cache_salt`: see there.
     """
 
     history: HistoryKind = HistoryKind.STRANDS

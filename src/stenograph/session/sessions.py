@@ -132,7 +132,7 @@ class Sessions:
             self._recent[session.id] = None
 
     def _make_room(self) -> None:
-        """Check for room in memory for one more session. Raises LimitExceeded."""
+        """Make sure that one more session may be in memory. Raises LimitExceeded."""
         most = self.capacity.limits.max_sessions
         room = most - self.capacity.elsewhere.num_sessions
         if len(self._sessions) >= room:

@@ -45,8 +45,8 @@ class Strand(Struct, eq=False, kw_only=True):
     While a turn runs on one that is `exclusive`, no other may: a refused request holds nothing. `number` counts the
     session's strands in the order of their first commits; None before. After the client rewrote its history,
     `continues` is the strand before this one in the same work, and `chapter` counts those before it. `label` is the
-    rules' label of the opening request, `last_kind` on the latest committed one. `fork_of` is a strand with the same
-    opening: this one parts from its last turn, with another reply.
+    rules' label of the opening request, `last_kind` that of the latest committed one. `fork_of` is a strand with the
+    same opening: this one parts from its last turn, with another reply.
     """
 
     history: History
@@ -200,7 +200,7 @@ class Strands:
         )
 
     def of_ids(self, ids: "array[int]", taken: Container[Strand] = ()) -> Strand:
-        """The strand with the longest line at the beginning of a prompt; a new one if there is none.
+        """The strand whose line is the longest at the beginning of a prompt; a new one if there is none.
 
         Those `taken` have another prompt of the same request: none can be after the other's reply.
         """
@@ -247,7 +247,7 @@ class Strands:
         label: Label = UNLABELLED,
         request: ChatRequest | None = None,
     ) -> tuple[Node, Sequence[Node]]:
-        """Keep a turn in its strand, in one step: its node, in place of those replaced.
+        """Keep a turn in its strand, in one step: its node, in place of those it replaces.
 
         `prompt` None: no text of its line is at hand; `request` is the chat's. Raises SessionInvariant if its place is
         no more.
@@ -356,7 +356,7 @@ class Leases(Struct, eq=False):
     num_leases: int = 0
     """Places held: the first ones of those, or none."""
     spent: BudgetSpent | None = None
-    """The reason for a chat's lack of a place: its session has all its strands. Refuse the request by it."""
+    """The reason why a chat has no place: its session has all its strands. Refuse the request by it."""
 
     def __repr__(self) -> str:
         return f"<Leases {self.num_leases}>"

@@ -13,8 +13,8 @@ The steps' work on a turn is in steps.py. A completion with several prompts has 
 Invariants. Nothing is committed unless everything before it succeeded, and the commit is one synchronous step. Where
 there is a store, the turn is durable before it, and the step is taken when durability is known. Nothing but the leases
 is held across an await. Cancelling the task abandons a request; once its turn is on its way to the disk it is not
-cancelled. An abort is asked of the engine, to be answered with the tokens sampled so far; only without an answer within
-the grace time is the request ended without them.
+cancelled. An abort asks the engine, and the engine answers with the tokens sampled so far; only if it does not, within
+the grace time, is the request ended without them.
 """
 
 import asyncio
@@ -75,8 +75,8 @@ class CommitWriter(Protocol):
     """The way of a request's turns to the store."""
 
     def write(self, run: "RequestRun", *, then: Callable[[], TurnOutcome]) -> "asyncio.Future[TurnOutcome]":
-        """Write the turns, and call `then` in the event-loop step of learning that they are durable, after all earlier
-        writes. The future has its outcome, or the store's error; cancelling it takes nothing back."""
+        """Write the turns, and call `then` in the event-loop step in which they are known to be durable, after all
+        earlier writes. The future has its outcome, or the store's error; cancelling it takes nothing back."""
         ...
 
 
@@ -266,10 +266,10 @@ class RequestRun:
         return TurnOutcome(reply_id=id_, replies=replies, committed=False, remaining=self.remaining, spent=spent)
 
     def abort(self, unanswered: StenographError | None = None) -> Coroutine[None, None, int]:
-        """End the turns with their tokens so far; one before the engine ends with nothing.
+        """End the turns with their tokens so far; one that has not reached the engine ends with nothing.
 
         If the engine has not answered within the grace time, the request fails with `unanswered` (default:
-        UpstreamTimeout): this much is settled on return. The returned awaitable asks the engine, within the same time,
+        UpstreamTimeout): this much is settled on return. The returned coroutine asks the engine, within the same time,
         and returns how many turns there were left to end.
         """
         was_new = not self._abort_requested

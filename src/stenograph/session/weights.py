@@ -106,7 +106,7 @@ class Weights:
         self.num_taken = 0
         """Changes taken by an engine, also those of the state given at the beginning."""
         self.num_mixed_turns = 0
-        """Turns whose weights changed, for unknown tokens."""
+        """Turns whose weights changed, nobody knows for which tokens."""
         self.outcomes: Counter[UpdateOutcome] = Counter()
         self.runs: set[Freezable] = set()
         self._is_frozen = False
