@@ -1,8 +1,8 @@
 """Holds a request against the limits of its session, in the step of beginning its turns. Pure.
 
 Running turns count as if they were committed, but for their tokens; a failed one gives its place back. On a session
-with strands `max_turns` counts the work: the turns of strands of kind main or unknown, and of new strands without
-another kind by a rule. So it holds before anybody knows the main strand.
+with strands `max_turns` counts the work: the turns of strands of kind main or unknown, and of new strands to which no
+rule gives another kind. So it holds before anybody knows the main strand.
 """
 
 from stenograph.core.errors import BudgetSpent, Limit
@@ -12,7 +12,7 @@ from stenograph.session.turn import RequestRun
 
 
 def spent_budget(session: Session, run: RequestRun) -> BudgetSpent | None:
-    """The budget of the session without a place for a request about to begin; None if there is none.
+    """The budget of the session that leaves no place for a request about to begin; None if there is none.
 
     Notes on it whether its turns are of the work.
     """

@@ -177,7 +177,7 @@ def _options(opened: SessionOpened, matcher_of: MatcherOf) -> SessionOptions:
 
 
 def _ended(row: LedgerRow, commit: SessionCommit, made: Sequence[tuple[Strand, Node]]) -> LedgerRow:
-    """The row of the request of a commit, written before the request had ended."""
+    """The row of the request that made a commit, written before the request had ended."""
     if row.ended_s is not None:
         return row
     strand, first = made[0]

@@ -1,4 +1,4 @@
-"""The services shared by all turns of a process: made once, in wiring the rooms together."""
+"""The services shared by all turns of a process: made once, by the code wiring the rooms together."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -18,7 +18,7 @@ class OverBudget(enum.StrEnum):
 
 
 class RequiredLogprobs(enum.StrEnum):
-    """Kinds of log-probabilities that samples may be required to have; the values are those of `LogprobsKind`."""
+    """Kinds of log-probabilities that samples may be required to have; the value is that of `LogprobsKind`."""
 
     TEMPERED = "tempered"
 
