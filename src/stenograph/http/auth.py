@@ -34,8 +34,8 @@ _KEY_HEADERS = tuple(name.encode() for name in KEY_HEADERS)
 
 
 def session_named(scope: Scope, *, by_id: bool) -> str | None:
-    """A request's session, named in its path, in `X-Session-Id`, or by the first credential to be a token, or (`by_id`:
-    on a server without keys) an id. None if there is none. All routing of requests asks here."""
+    """A request's session, named in its path, in `X-Session-Id`, or by the first credential that is a token, or
+    (`by_id`: on a server without keys) an id. None if there is none. All routing of requests asks here."""
     named = _in_address(scope)
     if named is not None or not scope["path"].startswith("/v1"):
         return named

@@ -18,7 +18,7 @@ from stenograph.trajectory.canonical import Canonical
 
 
 class SideRules(NamedTuple):
-    """The rules of sessions: to label requests, to rewrite them, and the chosen ones of these."""
+    """The rules of sessions: those that label requests, those that rewrite them, and the chosen ones among these."""
 
     kinds: KindRules
     rewrites: RewriteRules

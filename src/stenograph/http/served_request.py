@@ -288,7 +288,7 @@ class ServedRequest(Struct, kw_only=True, eq=False):
         self.end_answer()
 
     async def receive(self) -> Message:
-        """ASGI: the next bytes of the body, or the news of a disconnected client or a sent answer."""
+        """ASGI: the next bytes of the body, or word that the client has left or the answer has been sent."""
         if self.awaits_continue and not self.transport.is_closing():
             self.transport.write(_CONTINUE)
             self.awaits_continue = False

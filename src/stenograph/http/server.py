@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 class Server(uvicorn.Server):
-    """uvicorn, with our signals (they drain), and a word when it listens.
+    """uvicorn, with our signals, which drain, and a word when it listens.
 
     `ended_by` is the first signal, None before one.
     """

@@ -1,4 +1,4 @@
-"""The settings of the HTTP server, and `Settings`: all settings that a server starts with."""
+"""The settings of the HTTP server, and `Settings`: all settings of a server."""
 
 from dataclasses import dataclass
 

@@ -34,7 +34,7 @@ LINK_EXTENSION = "stenograph.delivery"
 """In a scope, under ASGI's `extensions`: the client's connection. See `delivery_of`."""
 
 HEADERS_BY_NAME = "stenograph.headers"
-"""In a scope: the result of `headers_of`."""
+"""In a scope: the value of `headers_of`."""
 
 WHOLE_PIECES = 2
 """An answer of no more pieces than this is sent whole, with its length."""
