@@ -19,7 +19,7 @@ LINKS: Sequence[tuple[str, str]] = (
     ("/v1/models", "the model"),
     ("/sessions", "the sessions"),
 )
-"""The routes that a browser can GET."""
+"""The routes a browser can GET."""
 
 _STYLE = "body{font:16px/1.5 sans-serif;max-width:40em;margin:2em auto;padding:0 1em}code{font-size:1.05em}"
 

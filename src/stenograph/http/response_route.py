@@ -48,7 +48,7 @@ class HeldResponses:
         needs=Needs.TOKEN,
     )
     async def get(self, request: Request) -> Response:
-        """`GET /sessions/{id}/v1/responses/{response}`, and the same on the session that a header names."""
+        """`GET /sessions/{id}/v1/responses/{response}`, and the same on the session named in a header."""
         check_query(request)
         session = await self.doorman.session_of(request.scope, wakes=False)
         if session is None:
