@@ -68,7 +68,7 @@ class Strand(Struct, eq=False, kw_only=True):
         return f"<Strand {self.number} {self.history!r} running={self.num_running}>"
 
     def check_free(self) -> None:
-        """Raise SessionBusy while an exclusive turn runs."""
+        """Raise SessionBusy while a turn runs on an exclusive strand."""
         if self.exclusive and self.num_running:
             raise SessionBusy(self.session_id)
 
@@ -186,7 +186,7 @@ class Strands:
         return fork
 
     def seen(self, request: ChatRequest, context: PromptContext, agent_id: str) -> Strand:
-        """The strand of a chat, as it is now: for a request without a place in it, while others may commit."""
+        """The strand of a chat, as it is now: for a request that takes no place in it, while others may commit."""
         strand = self.of_chat(request, context, agent_id)
         self.released(strand)
         return Strand(

@@ -60,12 +60,12 @@ class Followers(Protocol):
     """Takers of a `WeightSync`'s states. The same engines sample their turns."""
 
     async def hold(self, state: SyncState) -> int:
-        """Have all take a state with waiting turns; returns how many turns they run. Raises WorkerUnavailable if one
+        """Have all take a state in which turns wait; returns how many turns they run. Raises WorkerUnavailable if one
         does not answer."""
         ...
 
     async def follow(self, state: SyncState) -> None:
-        """Have all take a state; without an answer from one, it takes it when it can."""
+        """Have all take a state; a follower that does not answer takes it when it can."""
         ...
 
     async def abort_all(self) -> int:
@@ -73,8 +73,8 @@ class Followers(Protocol):
         ...
 
     async def change_engines(self, state: SyncState) -> None:
-        """Have all use the engines of a state; returns when the turns at leaving ones have ended. Raises InvalidRequest
-        for one unable to join."""
+        """Have all use the engines of a state; returns when the turns at those that leave have ended. Raises
+        InvalidRequest for one that cannot join."""
         ...
 
 
