@@ -219,14 +219,10 @@ async def test_a_client_that_streams_gets_one_piece_and_leaves_the_same_record(r
     assert records[0] == records[1]
 
 
-@pytest.mark.parametrize("is_large", [False, True])
 @pytest.mark.parametrize("mode", list(ReplyMode))
 async def test_lean_replies_leave_out_the_experts_which_records_and_samples_keep(
-    connect: Connect, mode: ReplyMode, is_large: bool, monkeypatch: pytest.MonkeyPatch
+    connect: Connect, mode: ReplyMode
 ) -> None:
-    if is_large:  # packed in pieces, between which the loop goes on
-        monkeypatch.setattr("stenograph.engine.rows.MOST_PACKED_CHARS", 8)
-        monkeypatch.setattr("stenograph.core.replay._PIECE_CHARS", 16)
     async with connect(reply=mode, replay=ReplayKind.ALL) as rig:
         session = await rig.open()
         script = rig.script("Hi")

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable, Collection
-from functools import partial
+from functools import cache, partial
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -356,7 +356,7 @@ class _Way(asyncio.Protocol):
                 await loop.create_unix_connection(lambda: self, str(socket))
             else:
                 at = urlsplit(self._owner.name)
-                tls = ssl.create_default_context() if at.scheme == "https" else None
+                tls = _trusted() if at.scheme == "https" else None
                 port = at.port or (80 if tls is None else 443)
                 await loop.create_connection(lambda: self, at.hostname or "", port, ssl=tls)
         except OSError:
@@ -483,3 +483,9 @@ def _head_for(owner: Owner, scope: Scope) -> bytes:
     headers = [*named, *(pair for pair in scope["headers"] if pair[0] != b"host")]
     lines = [b"%s %s HTTP/%s" % (scope["method"].encode(), target, scope["http_version"].encode())]
     return b"\r\n".join([*lines, *(b"%s: %s" % pair for pair in headers), b"", b""])
+
+
+@cache
+def _trusted() -> ssl.SSLContext:
+    """The machine's certificates, read once: that takes 50 ms."""
+    return ssl.create_default_context()

@@ -1,13 +1,10 @@
-"""Many whole numbers, such as the experts of a turn's tokens, as bytes of the smallest fitting type. Pure."""
+"""The numbers for a trainer's replay, such as the experts of a turn's tokens, in the smallest fitting type. Pure."""
 
 import base64
-from collections.abc import Generator
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
-
-from stenograph.core.errors import UpstreamInvalid
 
 Ints = NDArray[np.uint8 | np.uint16 | np.int32]
 
@@ -39,24 +36,17 @@ class PackedInts(Struct, frozen=True, gc=False):
 
     @staticmethod
     def of_base64(text: str) -> "PackedInts":
-        """Pack int32 from an engine's base64. Raises ValueError: damaged, or not whole numbers."""
-        work = PackedInts.in_pieces(text)
-        while True:
-            try:
-                next(work)
-            except StopIteration as end:
-                packed: PackedInts = end.value
-                return packed
-
-    @staticmethod
-    def in_pieces(text: str) -> "Generator[None, None, PackedInts]":
-        """As `of_base64`, a millisecond between two yields; returns the numbers."""
+        """Pack int32 in base64. Raises ValueError: damaged, or not whole numbers."""
         data = bytearray()
         for start in range(0, len(text), _PIECE_CHARS):
             if len(data) != start // 4 * 3:
                 raise ValueError("there is data after the padding")
             data += base64.b64decode(text[start : start + _PIECE_CHARS], validate=True)
-            yield
+        return PackedInts.of_int32(data)
+
+    @staticmethod
+    def of_int32(data: bytes | bytearray) -> "PackedInts":
+        """Pack int32, little-endian. Raises ValueError: not whole numbers."""
         if len(data) % 4:
             raise ValueError(f"{len(data)} bytes are not a whole number of int32 values")
         return PackedInts.of(np.frombuffer(data, "<i4"))
@@ -83,20 +73,3 @@ class Replay(Struct, frozen=True, kw_only=True, gc=False):
     routed_experts: PackedInts | None = None
     indexer_topk: PackedInts | None = None
     first_row: int = 0
-
-
-class UnpackedReplay(Replay, frozen=True, kw_only=True, gc=False):
-    """A replay in a chunk, as SGLang writes it: `texts`, int32 in base64 by field, too large for one iteration."""
-
-    texts: dict[str, str]
-
-    def packed(self) -> Generator[Replay | None, None, None]:
-        """Pack it: yields None about each millisecond, then the replay. Raises UpstreamInvalid."""
-        fields = dict[str, PackedInts]()
-        for name, text in self.texts.items():
-            try:
-                fields[name] = yield from PackedInts.in_pieces(text)
-            except ValueError as error:  # binascii.Error is one
-                told = f"{name}, {len(text)} characters, is no base64: {error}"
-                raise UpstreamInvalid("replay_is_base64", told) from error
-        yield Replay(**fields, first_row=self.first_row)

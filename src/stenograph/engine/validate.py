@@ -11,7 +11,6 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from stenograph.core.errors import UpstreamInvalid
-from stenograph.core.replay import Replay
 from stenograph.core.support import SupportColumns, SupportPiece, SupportReader
 from stenograph.core.types import (
     Chunk,
@@ -63,8 +62,6 @@ class TurnCollector(Struct, kw_only=True, eq=False):
     _weights: list[WeightSpan] = field(default_factory=list[WeightSpan])
     _tells_versions: bool = True
     _last: Chunk | None = None
-    replay: Replay | None = None
-    """That of the last chunk."""
 
     def __repr__(self) -> str:
         return f"<TurnCollector {len(self._ids)} ids>"
@@ -110,7 +107,7 @@ class TurnCollector(Struct, kw_only=True, eq=False):
                 self._forced.extend(chunk.forced)
             self._add_weights(chunk, start)
         self._top_logprobs.extend(chunk.top_logprobs or ())
-        self._last, self.replay = chunk, chunk.replay
+        self._last = chunk
         return chunk
 
     def result(self, mixed: MixedWeights | None = None) -> SampledTurn:
@@ -144,7 +141,7 @@ class TurnCollector(Struct, kw_only=True, eq=False):
             weights=weights,
             num_cached_tokens=self._last.num_cached_tokens,
             times=self._last.times,
-            replay=self.replay,
+            replay=self._last.replay,
             logprobs_kind=self.logprobs_kind,
             tempered_logprobs=self._tempered_logprobs,
             forced=None if self._forced is None else bytes(self._forced),

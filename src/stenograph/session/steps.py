@@ -13,7 +13,6 @@ from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ChatReply, ChatRequest, ParsedReply, Remaining, TurnRequest
 from stenograph.core.errors import BudgetSpent, ContextLengthExceeded, InvalidRequest, Limit
 from stenograph.core.logprobs import GREEDY_BELOW, is_held_by_engine, is_truncated, reported_kind
-from stenograph.core.replay import UnpackedReplay
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.stages import Stage, StageTimes
 from stenograph.core.trace_context import TraceContext
@@ -228,15 +227,7 @@ class TurnRun:
             raise
         finally:
             self._has_sampled = True
-        self._end_reply(await self._with_replay(collector), parser, num_changes)
-
-    async def _with_replay(self, collector: TurnCollector) -> TurnCollector:
-        """The collector with its replay packed: a large one in pieces between which the loop goes on. Raises
-        UpstreamInvalid."""
-        if isinstance(unpacked := collector.replay, UnpackedReplay):
-            async for piece in self._services.share.pieces(unpacked.packed()):
-                collector.replay = piece
-        return collector
+        self._end_reply(collector, parser, num_changes)
 
     def _end_reply(self, collector: TurnCollector, parser: Parser | None, num_changes: int) -> None:
         """Check and parse the end of the tokens sampled since the weights had changed `num_changes` times. Raises

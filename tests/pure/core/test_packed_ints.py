@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenograph.core.errors import UpstreamInvalid
-from stenograph.core.replay import PackedInts, Replay, UnpackedReplay
+from stenograph.core.replay import PackedInts
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 
@@ -61,15 +60,3 @@ def test_damaged_base64_is_refused(text: str, why: str) -> None:
 def test_bytes_that_are_no_numbers_are_none(size: int, item_bytes: int) -> None:
     with pytest.raises(ValueError, match="are no numbers"):
         PackedInts(bytes(size), item_bytes)
-
-
-def test_a_large_replay_is_packed_in_pieces() -> None:
-    values = np.arange(300_000, dtype="<i4") % 200
-    text = base64.b64encode(values.tobytes()).decode()
-    *pieces, packed = UnpackedReplay(texts={"routed_experts": text, "indexer_topk": text}, first_row=3).packed()
-    assert pieces == [None] * 2 * (len(text) // (256 * 1024) + 1)
-    one = PackedInts.of(values)
-    assert packed == Replay(routed_experts=one, indexer_topk=one, first_row=3)
-    with pytest.raises(UpstreamInvalid) as caught:
-        [*UnpackedReplay(texts={"routed_experts": text[:-2]}).packed()]
-    assert caught.value.law == "replay_is_base64"
