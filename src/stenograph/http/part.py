@@ -3,7 +3,6 @@ loads only the entries in use.
 """
 
 from dataclasses import dataclass
-from typing import TypeVar
 
 from stenograph.dialects.base import Spoken
 from stenograph.http.auth import Doorman
@@ -13,16 +12,12 @@ from stenograph.http.settings import Settings
 from stenograph.session.manager import SessionManager
 from stenograph.session.services import TurnServices
 
-Kind = TypeVar("Kind")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """One part. Each name here is an entry, `module:name`, or empty where the part has no such thing."""
 
     name: str
-    settings: str = ""
-    """The class of its settings, one of the bases of a server's."""
     by: str = ""
     """The setting that switches on its `tracing` and its `processes`."""
     metrics: str = ""
@@ -60,8 +55,3 @@ class Core:
     @property
     def manager(self) -> SessionManager:
         return self.doorman.manager
-
-    def settings_of(self, kind: type[Kind]) -> Kind:
-        """The settings of a part, from among the server's."""
-        assert isinstance(self.settings, kind), f"a server with this part has its settings, {kind.__name__}"
-        return self.settings
