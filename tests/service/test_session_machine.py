@@ -48,11 +48,11 @@ from stenograph.session.manager import SessionManager
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.session import Session, SessionOptions
 from stenograph.session.steps import TurnServices
-from stenograph.session.strand import NUM_FORKS
 from stenograph.session.turn import TurnOutcome
 from stenograph.session.watch import TurnAbandoned, Watch
 from stenograph.text.renderer import Renderer
 from stenograph.trajectory.history import Discarded
+from stenograph.trajectory.strand import NUM_FORKS
 from stenograph.trajectory.turn import Node, TurnStatus, line_ids, line_messages
 
 from .conftest import begun

@@ -41,9 +41,9 @@ from stenograph.session.completion import completions
 from stenograph.session.opening import Opening
 from stenograph.session.services import TurnServices
 from stenograph.session.session import SessionOptions
-from stenograph.session.strand import Leases
 from stenograph.text.renderer import Renderer
 from stenograph.text.template.template import ChatTemplate
+from stenograph.trajectory.strand import Leases
 
 from .conftest import END, Live, assistant, running, user
 

@@ -13,12 +13,12 @@ from stenograph.session.ledger import LedgerNote
 from stenograph.session.retries import RequestIdentity, print_of
 from stenograph.session.session import Session
 from stenograph.session.steps import TurnRun
-from stenograph.session.strand import Leases
 from stenograph.session.turn import RequestRun, TurnOutcome
 from stenograph.store.base import SessionStore
 from stenograph.store.codec.commits import encode_commit, encode_outcome
 from stenograph.store.codec.rows import OUTCOME, Totals
 from stenograph.trajectory.commits import PlacedTurn, RequestMark, SessionCommit, StrandOpened
+from stenograph.trajectory.strand import Leases
 
 
 class StoreWriter:

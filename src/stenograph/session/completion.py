@@ -17,11 +17,11 @@ from stenograph.model.tokenizer import Span
 from stenograph.session.opening import Tokenization, json_of, num_kept_of, truncated
 from stenograph.session.services import TurnServices
 from stenograph.session.steps import TurnRun
-from stenograph.session.strand import Leases, Strand
 from stenograph.text.grammar.held import BeforeAnswer
 from stenograph.text.reading import Parser
 from stenograph.text.reply_text import PlainParser
 from stenograph.trajectory.history import Attachment
+from stenograph.trajectory.strand import Leases, Strand
 from stenograph.trajectory.turn import PromptContext
 
 

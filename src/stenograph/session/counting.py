@@ -13,7 +13,7 @@ from stenograph.session.manager import SessionManager
 from stenograph.session.opening import ChatOpening
 from stenograph.session.services import TurnServices
 from stenograph.session.session import Session
-from stenograph.session.strand import Onlooker
+from stenograph.trajectory.strand import Onlooker
 
 
 class PromptCounter:

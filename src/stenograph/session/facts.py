@@ -9,9 +9,9 @@ from stenograph.core.chat import Asked
 from stenograph.core.drift import DriftReport
 from stenograph.core.kinds import HistoryKind
 from stenograph.session.session import Session
-from stenograph.session.strand import Strand
 from stenograph.text.drift import find_drift
 from stenograph.text.renderer import Renderer
+from stenograph.trajectory.strand import Strand
 from stenograph.trajectory.strand_facts import SessionFacts, StrandFacts, StrandSight, kinds_of
 from stenograph.trajectory.turn import Node, line_ids, line_messages
 

@@ -36,10 +36,10 @@ from stenograph.session.session import Session
 from stenograph.session.sessions import Sessions
 from stenograph.session.steps import TurnRun
 from stenograph.session.storage import SessionStorage
-from stenograph.session.strand import Leases
 from stenograph.session.turn import RequestRun, TurnOutcome
 from stenograph.session.watch import Delivery, RequestTask, Watch
 from stenograph.trajectory.canonical import rewritten
+from stenograph.trajectory.strand import Leases
 
 log = logging.getLogger(__name__)
 

@@ -34,13 +34,13 @@ from stenograph.offload.pool import INLINE_BELOW_BYTES
 from stenograph.session.reply_buffer import READ_AT_ONCE
 from stenograph.session.services import TurnServices
 from stenograph.session.settings import OverBudget
-from stenograph.session.strand import Leases, Strand, chapter_of
 from stenograph.text.grammar.held import BeforeAnswer, Holder
 from stenograph.text.reading import Parser
 from stenograph.text.renderer import Bridge
 from stenograph.trajectory.history import Attachment
 from stenograph.trajectory.latest import LineText
 from stenograph.trajectory.matching import num_compared, rewrites_after
+from stenograph.trajectory.strand import Leases, Strand, chapter_of
 from stenograph.trajectory.turn import Node, PromptContext, TurnStatus, last_line_ids, line_ids
 
 FRAME_BYTES = 32

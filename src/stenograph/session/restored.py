@@ -11,7 +11,6 @@ from msgspec import structs
 from stenograph.core.errors import ModelMismatch, SessionDamaged
 from stenograph.offload.memory import untrack
 from stenograph.session.session import Session, SessionOptions
-from stenograph.session.strand import Strand
 from stenograph.store.base import StoredSession, checked_payloads, damaged_at
 from stenograph.store.codec.commits import (
     decode_commit,
@@ -27,6 +26,7 @@ from stenograph.trajectory.commits import (
     SessionOpened,
 )
 from stenograph.trajectory.matching import Matcher
+from stenograph.trajectory.strand import Strand
 from stenograph.trajectory.turn import Node
 
 MatcherOf = Callable[[str], Matcher | None]

@@ -16,12 +16,12 @@ from stenograph.core.weights import FOLLOWING, CacheSalt
 from stenograph.session.kept import KeptReply, StoredReply
 from stenograph.session.ledger import RequestLedger
 from stenograph.session.retries import RequestIdentity, StoredIdentity
-from stenograph.session.strand import Strand, Strands
 from stenograph.session.watch import Delivery, RequestTask
 from stenograph.store.base import Tail
 from stenograph.trajectory.canonical import Canonical
 from stenograph.trajectory.commits import RequestMark, SessionCommit
 from stenograph.trajectory.matching import HarnessMatcher, Matcher
+from stenograph.trajectory.strand import Strand, Strands
 from stenograph.trajectory.turn import Node, TurnStatus
 
 

@@ -38,11 +38,11 @@ from stenograph.session.opening import Opening
 from stenograph.session.reply_buffer import READ_AT_ONCE, ReplyBuffer, TurnMeter, parts_of
 from stenograph.session.services import TurnServices
 from stenograph.session.settings import OverBudget
-from stenograph.session.strand import Leases
 from stenograph.session.unsampled import empty_reply
 from stenograph.text.grammar.held import Holder, held_grammar
 from stenograph.text.reading import Parser
 from stenograph.trajectory.history import Attachment
+from stenograph.trajectory.strand import Leases
 from stenograph.trajectory.turn import STATUS_OF, CommittedTurn, Node
 
 

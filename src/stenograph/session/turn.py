@@ -40,8 +40,8 @@ from stenograph.core.sampling_rules import blame_session
 from stenograph.session.completion import SideBySide
 from stenograph.session.services import TurnServices
 from stenograph.session.steps import TurnRun
-from stenograph.session.strand import Leases
 from stenograph.session.weights import PAUSED_RETRY_S
+from stenograph.trajectory.strand import Leases
 
 NO_DEADLINE_S = 10 * 365 * 86400.0
 """Stands for no deadline: an abort can still bring it forward."""

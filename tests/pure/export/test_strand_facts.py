@@ -14,8 +14,8 @@ from stenograph.core.types import Prompt, SessionId, token_ids
 from stenograph.export.lines import leaves, left_out, strand_row, whole_line
 from stenograph.session.facts import session_facts
 from stenograph.session.session import Session, SessionOptions
-from stenograph.session.strand import Strand
 from stenograph.trajectory.history import Attachment
+from stenograph.trajectory.strand import Strand
 from stenograph.trajectory.strand_facts import SessionFacts, StrandFacts
 from stenograph.trajectory.turn import Node, PromptContext
 

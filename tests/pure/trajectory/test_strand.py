@@ -14,9 +14,9 @@ from stenograph.core.errors import HistoryMismatch, SessionBusy, TruncatedGenera
 from stenograph.core.kinds import AfterLength, HistoryKind
 from stenograph.core.messages import Message, Role, Tool
 from stenograph.core.types import Finish, FinishReason, Prompt, RequestId, SampledTurn, SessionId, token_ids
-from stenograph.session.strand import NUM_KNOWN, Leases, Strand, Strands
 from stenograph.trajectory.history import Attachment
 from stenograph.trajectory.matching import HarnessMatcher, StrictMatcher
+from stenograph.trajectory.strand import NUM_KNOWN, Leases, Strand, Strands
 from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext, TurnStatus, line_ids, line_messages
 
 ADD = Tool(name="add", json='{"name":"add"}', parameters_json="{}")

@@ -8,8 +8,8 @@ from stenograph.core.errors import SessionBusy
 from stenograph.core.kinds import AfterLength, HistoryKind
 from stenograph.core.messages import Message, Role
 from stenograph.core.types import SessionId
-from stenograph.session.strand import Leases, Strands
 from stenograph.trajectory.matching import StrictMatcher
+from stenograph.trajectory.strand import Leases, Strands
 from stenograph.trajectory.turn import PromptContext
 
 REQUEST = ChatRequest(messages=(Message(role=Role.USER, content="a"),))
