@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from standins.lmdeploy_server import LMDeployServer
-from standins.planned_server import AskedRequest, PlannedServer, ReplyScript
+from standins.planned_server import AskedRequest, PlannedServer, Play, ReplyScript
 from standins.sglang_server import SGLangServer
 from standins.vllm_server import VLLMServer
 from stenograph.client.samples import decoded
@@ -28,16 +28,30 @@ VOCAB = 320
 EXPERTS = ReplayKind.ROUTED_EXPERTS
 Answers = Callable[[AskedRequest], ReplyScript]
 
+
+class OlderSGLang(SGLangServer):
+    """SGLang before `routed_experts_start_len` (May 2026, https://github.com/sgl-project/sglang/pull/24851): it passes
+    over that field, as over any that it does not know, and sends the rows of all tokens but the last."""
+
+    def _experts(self, play: Play) -> bytes | None:
+        return play.script.routed_experts
+
+
 SERVERS: dict[str, Callable[[Answers], PlannedServer]] = {
     "sglang": lambda answers: SGLangServer(answers=answers),
     "sglang-generate": lambda answers: SGLangServer(answers=answers),
+    "older-sglang": lambda answers: OlderSGLang(answers=answers),
+    "older-sglang-generate": lambda answers: OlderSGLang(answers=answers),
     "vllm": lambda answers: VLLMServer(answers=answers),
     "vllm-completions": lambda answers: VLLMServer(answers=answers, scale_out=False, dev_mode=True),
     "lmdeploy": lambda answers: LMDeployServer(answers=answers, moe_shape=(2, 2)),
 }
+SGLANG = AdapterOptions(model="tiny", vocab_size=VOCAB, replay=EXPERTS, route_size=4)
 ADAPTERS: dict[str, Callable[[], EngineAdapter]] = {
-    "sglang": lambda: SGLangChat(AdapterOptions(model="tiny", vocab_size=VOCAB, replay=EXPERTS)),
-    "sglang-generate": lambda: SGLangGenerate(AdapterOptions(model="tiny", vocab_size=VOCAB, replay=EXPERTS)),
+    "sglang": lambda: SGLangChat(SGLANG),
+    "sglang-generate": lambda: SGLangGenerate(SGLANG),
+    "older-sglang": lambda: SGLangChat(SGLANG),
+    "older-sglang-generate": lambda: SGLangGenerate(SGLANG),
     "vllm": lambda: VLLM(AdapterOptions(model="tiny", vocab_size=VOCAB, max_context_tokens=4096, replay=EXPERTS)),
     "vllm-completions": lambda: VLLM(
         AdapterOptions(model="tiny", vocab_size=VOCAB, max_context_tokens=4096, replay=EXPERTS)
@@ -45,8 +59,7 @@ ADAPTERS: dict[str, Callable[[], EngineAdapter]] = {
     "lmdeploy": lambda: LMDeploy(AdapterOptions(model="tiny", vocab_size=VOCAB, eos_token_ids=(END,), replay=EXPERTS)),
 }
 FIRST_ROW = {
-    "sglang": lambda asked: asked.get("routed_experts_start_len", 0),
-    "sglang-generate": lambda asked: asked.get("routed_experts_start_len", 0),
+    **dict.fromkeys(SERVERS, lambda asked: asked.get("routed_experts_start_len", 0)),
     "vllm": lambda asked: asked["sampling_params"].get("routed_experts_prompt_start", 0),
     "vllm-completions": lambda asked: asked.get("routed_experts_prompt_start", 0),
     "lmdeploy": lambda asked: 0,
@@ -90,8 +103,9 @@ async def test_after_new_weights_and_a_retry_each_row_is_of_the_turn_that_sample
     async with SERVERS[kind](model.answer) as server:
         engine = HttpEngine(HttpEngineOptions(url=server.url), ADAPTERS[kind]())
         await engine.start()
-        async with running(engine, renderer) as (url, _), aiohttp.ClientSession(url) as client:
+        async with running(engine, renderer) as (url, manager), aiohttp.ClientSession(url) as client:
             sample, records = await trained(client, model, {} if compat is None else {"compat": compat})
+            session = manager.sessions.get(next(iter(manager.sessions)))
         await engine.aclose()
     turns = list(zip([0, 2, 3], [7, 8, 9], sample.turns, strict=True))  # request 1 was made again, under new weights
     expected = [
@@ -102,6 +116,11 @@ async def test_after_new_weights_and_a_retry_each_row_is_of_the_turn_that_sample
     assert sample.routed_experts is not None
     assert sample.routed_experts.tolist() == expected
     assert sample.routed_experts.dtype == (np.uint8 if compat is None else np.int32)
+    for node in session.nodes:
+        replay = node.turn.sampled.replay
+        assert replay is not None
+        assert replay.routed_experts is not None
+        assert replay.routed_experts.values.size == 4 * (node.num_tokens - 1 - replay.first_row)
     ends = [0, *(int(str(turn["end"])) for _, _, turn in turns)]
     asked = [FIRST_ROW[kind](one.json) for one in server.requests if one.method == "POST"]
     lines = [0, *([ends[1] - 1] * 2), ends[2] - 1]

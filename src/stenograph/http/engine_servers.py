@@ -1,5 +1,6 @@
 """Makes the clients of the engines' servers named in the settings; imports the protocol in use, and no other."""
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -42,6 +43,7 @@ def make_adapter(settings: Settings, files: ModelFiles) -> EngineAdapter:
         vocab_size=files.vocab_size,
         logprobs=None if told is None else LogprobsKind(told),
         replay=settings.replay,
+        route_size=0 if files.moe_shape is None else math.prod(files.moe_shape),
         reply_mode=settings.reply,
         max_context_tokens=files.max_context_tokens,
         eos_token_ids=files.eos_token_ids,

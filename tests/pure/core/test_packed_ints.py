@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenograph.core.replay import PackedInts
+from stenograph.core.replay import PackedInts, int32_of_base64
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 
@@ -23,37 +23,39 @@ def test_numbers_come_back_from_the_smallest_type_that_holds_them(numbers: list[
     assert packed.values.tolist() == numbers
     assert not packed.values.flags.writeable
     assert packed.base64 == text_of(int32.tobytes())
-    assert PackedInts.of_base64(packed.base64) == packed
+    assert PackedInts.of(int32_of_base64(packed.base64)) == packed
     least, most = min(numbers, default=0), max(numbers, default=0)
     assert packed.item_bytes == (4 if least < 0 or most >= 2**16 else 2 if most >= 256 else 1)
     assert len(packed.data) == len(numbers) * packed.item_bytes
 
 
-@given(st.text(max_size=40) | st.binary(max_size=40).map(text_of))
+@given(st.text(max_size=40) | st.text("AQ=+/", max_size=40) | st.binary(max_size=40).map(text_of))
 def test_base64_is_read_or_refused_as_python_does(text: str) -> None:
+    """But for padding beyond a whole four, which Python passes over."""
     try:
         expected = np.frombuffer(base64.b64decode(text, validate=True), "<i4").tolist()
-    except ValueError:
+        assert len(text) - len(text.rstrip("=")) < 3, "more padding than any text needs"
+    except (ValueError, AssertionError):
         with pytest.raises(ValueError, match=r"."):
-            PackedInts.of_base64(text)
+            int32_of_base64(text)
     else:
-        assert PackedInts.of_base64(text).values.tolist() == expected
+        assert int32_of_base64(text).tolist() == expected
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("AAA", "padding"),
+        ("AAA", "base64"),
         ("AAAA", "3 bytes are not a whole number"),
-        ("é" * 4, "ASCII"),
+        ("é" * 4, "base64"),
         (text_of(bytes(8))[:-8] + "\n" + text_of(bytes(8))[-8:], "base64"),
-        (text_of(bytes(196_606)) + text_of(bytes(12)), "after the padding"),
-        (text_of(bytes(800_000))[:-8] + "é" + text_of(bytes(12))[-7:], "ASCII"),
+        (text_of(bytes(196_606)) + text_of(bytes(12)), "base64"),
+        (text_of(bytes(800_000))[:-8] + "é" + text_of(bytes(12))[-7:], "base64"),
     ],
 )
 def test_damaged_base64_is_refused(text: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        PackedInts.of_base64(text)
+        int32_of_base64(text)
 
 
 @pytest.mark.parametrize(("size", "item_bytes"), [(3, 2), (6, 4), (6, 3), (8, 8), (1, 0)])

@@ -17,7 +17,7 @@ from stenograph.core.chat import ChatRequest, ReplyOptions, TextView, ToolChoice
 from stenograph.core.errors import InvalidRequest, StenographError, UpstreamInvalid
 from stenograph.core.ids_json import encode_ids
 from stenograph.core.messages import Message, Role, Tool, ToolCall
-from stenograph.core.replay import PackedInts
+from stenograph.core.replay import PackedInts, int32_of_base64
 from stenograph.core.routing import Routing
 from stenograph.core.types import (
     Finish,
@@ -159,7 +159,7 @@ def test_a_large_payload_that_nobody_asked_for_is_not_decoded_and_one_that_was_a
     assert (unasked.replay, unasked.unasked_replay) == (None, ("routed_experts",))
     asked = decoded(body).replay
     assert asked is not None
-    assert asked.routed_experts == PackedInts.of_base64(LARGE_PAYLOAD.decode())
+    assert asked.routed_experts == PackedInts.of(int32_of_base64(LARGE_PAYLOAD))
 
 
 def test_a_valid_reply_is_read_whole() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from stenograph.core.chat import ParsedReply
 from stenograph.core.messages import Message, Role
-from stenograph.core.replay import PackedInts, Replay
+from stenograph.core.replay import PackedInts, Replay, int32_of_base64
 from stenograph.core.types import (
     Finish,
     FinishReason,
@@ -72,8 +72,8 @@ class Session:
                 replay=None
                 if experts is indexer is None
                 else Replay(
-                    routed_experts=None if experts is None else PackedInts.of_base64(experts),
-                    indexer_topk=None if indexer is None else PackedInts.of_base64(indexer),
+                    routed_experts=None if experts is None else PackedInts.of(int32_of_base64(experts)),
+                    indexer_topk=None if indexer is None else PackedInts.of(int32_of_base64(indexer)),
                     first_row=first_row,
                 ),
             ),

@@ -108,7 +108,8 @@ class AdapterOptions:
     """Facts of the model and settings of the server, for every adapter; each takes the ones it needs.
 
     `model` is its model's name at the engine. `logprobs`: the kind of its log-probabilities, None by its defaults.
-    `replay` says what to ask for trainers to replay, and `reply_mode` whether clients get it too. The context is
+    `replay` says what to ask for trainers to replay, and `reply_mode` whether clients get it too; `route_size` are the
+    numbers in a token's routes, 0 where the model's files do not say. The context is
     `max_context_tokens` where the engine does not say; None: not known. `eos_token_ids` end a turn there.
     `states_vocab_size`: the model has exactly `vocab_size` ids; else at least as many.
     """
@@ -117,6 +118,7 @@ class AdapterOptions:
     vocab_size: int
     logprobs: LogprobsKind | None = None
     replay: ReplayKind = ReplayKind.NONE
+    route_size: int = 0
     reply_mode: ReplyMode = ReplyMode.PASSTHROUGH
     max_context_tokens: int | None = None
     eos_token_ids: Sequence[int] = ()

@@ -36,6 +36,7 @@ class SGLangChat(EngineAdapter):
     def __init__(self, options: AdapterOptions) -> None:
         self._model = options.model
         self._replay = options.replay
+        self._route_size = options.route_size
         self._reply_mode = options.reply_mode
         self._native = SGLangGenerate(options)
         self._note = ""
@@ -72,6 +73,7 @@ class SGLangChat(EngineAdapter):
             num_prompt=num_prompt,
             replay=self._replay,
             first_row=request.prompt.first_new_row,
+            row_size=self._route_size,
             reply_mode=self._reply_mode,
             wants_support=request.params.support and tells_support(request.params),
         )
@@ -113,6 +115,7 @@ class SGLangChatReading(EngineReading):
     num_prompt: int
     replay: ReplayKind
     first_row: int = 0
+    row_size: int = 0
     reply_mode: ReplyMode = ReplyMode.PASSTHROUGH
     wants_support: bool = False
 
@@ -124,6 +127,7 @@ class SGLangChatReading(EngineReading):
             num_prompt=self.num_prompt,
             replay=self.replay,
             first_row=self.first_row,
+            row_size=self.row_size,
             wants_support=self.wants_support,
         )
         written = EngineReply(

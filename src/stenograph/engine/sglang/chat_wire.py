@@ -249,13 +249,14 @@ def decode_reply(
     num_prompt: int | None = None,
     replay: ReplayKind = ReplayKind.NONE,
     first_row: int = 0,
+    row_size: int = 0,
     wants_support: bool = False,
 ) -> SGLangReply:
     """Read a reply's body, once. `num_prompt` is how many ids were sent, under `request_id`; None does not ask.
 
-    Routed experts were asked for from `first_row` on. Replay payloads beyond `replay` are left out, and named in
-    `unasked_replay`. `wants_support`: each token has to have its support. Raises UpstreamInvalid, naming the broken
-    law, and nothing else.
+    Routed experts, of `row_size` numbers a row, were asked for from `first_row` on (`replay_of`). Replay payloads
+    beyond `replay` are left out, and named in `unasked_replay`. `wants_support`: each token has to have its support.
+    Raises UpstreamInvalid, naming the broken law, and nothing else.
     """
     columns = None
     if len(body) > LARGE_PAYLOAD_BYTES:
@@ -282,7 +283,8 @@ def decode_reply(
     top = None
     if meta.output_top_logprobs is not None:
         top = alternatives(meta.output_top_logprobs, num_sampled=len(ids), num_new=len(ids), vocab_size=vocab_size)
-    kept, unasked = replay_of(meta, replay, first_row=first_row)
+    num_rows = (num_prompt or 0) + len(ids) - 1
+    kept, unasked = replay_of(meta, replay, num_rows=num_rows, first_row=first_row, row_size=row_size)
     support = ReportedSupport(vocab_size) if wants_support and ids else None
     if support is not None:
         support.take(meta, num_new=len(ids), num_sampled=len(ids))

@@ -66,6 +66,7 @@ class SGLangGenerate(EngineAdapter):
             hints=frozenset(RoutingHint),
         )
         self._replay = options.replay
+        self._route_size = options.route_size
         self._keeps_sessions = False
         self.streams_chats = False
         """Whether streams of its chat route lack nothing."""
@@ -114,6 +115,7 @@ class SGLangGenerate(EngineAdapter):
             num_prompt=request.prompt.num_tokens,
             replay=self._replay,
             first_row=request.prompt.first_new_row,
+            row_size=self._route_size,
             wants_support=request.params.support and tells_support(request.params),
         )
 

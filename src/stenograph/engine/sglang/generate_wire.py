@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import msgspec
 
 from stenograph.core.errors import ContextLengthExceeded, StenographError, UpstreamInvalid, UpstreamRefused
+from stenograph.core.replay import Replay
 from stenograph.core.types import Chunk, Finish, FinishReason, Grammar, GrammarKind, SamplingParams
 from stenograph.engine.base import GenerateRequest
 from stenograph.engine.http.adapter import EngineReading, told_too_long
@@ -133,15 +134,16 @@ class SGLangGenerateReading(EngineReading):
         num_prompt: int,
         replay: ReplayKind = ReplayKind.NONE,
         first_row: int = 0,
+        row_size: int = 0,
         wants_support: bool = False,
     ) -> None:
-        """`replay` is the payload asked for, routed experts from `first_row` on; any other is left out.
-        `wants_support`: supports were asked for."""
+        """`replay` is the payload asked for, routed experts of `row_size` numbers a row from `first_row` on
+        (`replay_of`); any other is left out. `wants_support`: supports were asked for."""
         self._support = ReportedSupport(vocab_size) if wants_support else None
         self._request_id = request_id
         self._vocab_size = vocab_size
         self._replay = replay
-        self._first_row = first_row
+        self._first_row, self._row_size, self._num_prompt = first_row, row_size, num_prompt
         self._sampled = SampledTokens(vocab_size=vocab_size, num_prompt=num_prompt)
         self._held: Chunk | None = None
         self._has_ended = False
@@ -191,7 +193,7 @@ class SGLangGenerateReading(EngineReading):
         top = alternatives(
             meta.output_top_logprobs, num_sampled=num_sampled, num_new=len(ids), vocab_size=self._vocab_size
         )
-        replay, unasked = (None, ()) if finish is None else replay_of(meta, self._replay, first_row=self._first_row)
+        replay, unasked = (None, ()) if finish is None else self._replay_of(meta, num_sampled)
         support = self._support if ids else None
         if support is not None:
             support.take(meta, num_new=len(ids), num_sampled=num_sampled)
@@ -210,6 +212,10 @@ class SGLangGenerateReading(EngineReading):
             replay=replay,
             unasked_replay=unasked,
         )
+
+    def _replay_of(self, meta: MetaInfo, num_sampled: int) -> tuple[Replay | None, tuple[str, ...]]:
+        num_rows = self._num_prompt + num_sampled - 1
+        return replay_of(meta, self._replay, num_rows=num_rows, first_row=self._first_row, row_size=self._row_size)
 
 
 def _finish_of(told: MetaFinish | str | None, data: bytes) -> Finish | None:

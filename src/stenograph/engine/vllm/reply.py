@@ -21,14 +21,13 @@ any bytes. Besides the laws of `wire`:
                             without the rows not asked for, or with them
 """
 
-import base64
-import binascii
 import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pybase64
 
 from stenograph.core.errors import UpstreamInvalid
 from stenograph.core.replay import PackedInts, Replay
@@ -226,8 +225,8 @@ def experts_of_npy(text: str, *, num_rows: int, first_row: int = 0) -> Replay:
     by a vLLM unable to leave rows out. Raises UpstreamInvalid."""
     law = "routed_experts_shape"
     try:
-        data = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
+        data = pybase64.b64decode(text, validate=True)
+    except ValueError as error:
         raise UpstreamInvalid(law, f"they are not base64: {error}") from error
     head = _NPY.match(data)
     if head is None:

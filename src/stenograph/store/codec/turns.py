@@ -14,7 +14,7 @@ import msgspec
 from stenograph.core.chat import Asked, ParsedReply, ParseFault, ParseProblem, ToolChoice, ToolMode
 from stenograph.core.day import Day
 from stenograph.core.messages import Message, Role, Tool, ToolCall
-from stenograph.core.replay import PackedInts, Replay
+from stenograph.core.replay import PackedInts, Replay, int32_of_base64
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.stages import StageTimes
 from stenograph.core.types import (
@@ -270,7 +270,7 @@ def _maybe_packed(data: bytes | None, item_bytes: int | None) -> PackedInts | No
     if data is None or item_bytes is not None:
         return None if data is None else PackedInts(data, item_bytes or 1)
     try:
-        return PackedInts.of_base64(text_read(data))
+        return PackedInts.of(int32_of_base64(text_read(data)))
     except ValueError:
         return PackedInts(b"", 1)  # of the wrong size for any line: its samples are refused
 
