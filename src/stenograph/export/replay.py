@@ -19,7 +19,7 @@ from stenograph.trajectory.turn import Node
 
 ReplayRows = NDArray[np.uint8 | np.uint16 | np.uint32 | np.int32]
 """An array of one row for each token of a line but the last, of the smallest unsigned type for its values; int32 where
-one is below 0."""
+one is below 0. Of a line of one turn it is a view of the bytes that the turn keeps."""
 
 _NONE = Replay()
 
@@ -139,14 +139,19 @@ def _turns(line: SampleLine, payloads: Sequence[PackedInts | None], name: str) -
 
 
 def _smallest(values: Ints) -> ReplayRows:
-    """A copy in the smallest unsigned type for the values; in int32 where one is below 0."""
+    """The values in the smallest unsigned type for them, in int32 where one is below 0: a view where they are so."""
     if not values.size:
         return values.astype(np.uint8)
+    if values.dtype == np.uint8:
+        return cast("ReplayRows", values)
     dtype = values.dtype if np.minimum.reduce(values, axis=None) < 0 else np.min_scalar_type(int(values.max()))
-    return cast("ReplayRows", values.astype(dtype))
+    return cast("ReplayRows", values.astype(dtype, copy=False))
 
 
 def _joined(pieces: Sequence[ReplayRows]) -> ReplayRows:
+    """One array of all pieces: the piece itself, where there is one."""
+    if len(pieces) == 1:
+        return pieces[0]
     dtypes = (piece.dtype for piece in pieces)
     dtype = max(dtypes, key=lambda dtype: (dtype.kind == "i", dtype.itemsize))
     return np.concatenate(pieces, dtype=dtype)

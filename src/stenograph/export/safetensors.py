@@ -122,7 +122,7 @@ def sample_tensors(sample: Sample, index: int) -> Iterator[Tensor]:
 def _tensor(name: str, dtype: str, values: NDArray[np.generic]) -> Tensor:
     flat = values.reshape(-1)
     starts = range(0, len(flat), _PIECE_VALUES)
-    pieces = (flat[start : start + _PIECE_VALUES].astype(dtype).tobytes() for start in starts)
+    pieces = (flat[start : start + _PIECE_VALUES].astype(dtype, copy=False).tobytes() for start in starts)
     return Tensor(name=name, dtype=dtype, shape=values.shape, pieces=pieces)
 
 

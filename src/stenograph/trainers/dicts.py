@@ -20,7 +20,6 @@ from stenograph.trainers.rows import (
     check_tempered,
     first_routes,
     number_of,
-    replay_as,
     runs,
     version_range,
     versions,
@@ -43,7 +42,7 @@ def skyrl(
     `trajectory_id(instance_id, repetition_id)` is its class `TrajectoryID`; None leaves pairs. The last row of a
     rollout has its reward, the others 0.0; SkyRL copies it by the trajectory. A rollout without a trained token is one
     row with nothing trained, of its prompt or of `filler_id`, so it counts in its group. `rollout_metrics` are under
-    SkyRL's names; `rollout_expert_indices` is None where no sample has experts.
+    SkyRL's names; `rollout_expert_indices` are the samples' own arrays, None where no sample has experts.
     """
     rows = [
         row
@@ -84,7 +83,7 @@ def _skyrl_row(sample: DecodedSample) -> dict[str, object]:
         "loss_masks": sample.loss_mask.tolist(),
         "stop_reasons": _SKYRL_STOPS[sample.status],
         "rollout_logprobs": sample.log_probs.tolist(),
-        "rollout_expert_indices": replay_as(np.int32, sample.routed_experts),
+        "rollout_expert_indices": sample.routed_experts,
     }
 
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from stenograph.client.samples import DecodedSample
-from stenograph.trainers.rows import WrongRows, built, replay_as, whole, with_zero_row
+from stenograph.trainers.rows import WrongRows, built, replay_as, whole
 
 Made = TypeVar("Made")
 
@@ -59,7 +59,7 @@ def training_samples(
         for name, weight in (("ce_weights", ce_weight), ("ref_kl_weights", ref_kl_weight)):
             if weight:
                 fields[name] = np.where(rows.mask, weight, 0.0).tolist()
-        experts = replay_as(np.int16, with_zero_row(sample.routed_experts))  # one type: it packs samples together
+        experts = replay_as(np.int16, sample.routed_experts, num_zero_rows=1)  # one type: it packs samples together
         if experts is not None:
             if routed_experts is None:
                 raise WrongRows("a sample has routed experts: pass routed_experts=RoutedExperts, prime-rl's class")

@@ -71,6 +71,26 @@ def versions(sample: DecodedSample, version: VersionNumber | None = None) -> NDA
     return found
 
 
+def route_versions(sample: DecodedSample, version: VersionNumber | None = None) -> NDArray[np.int64]:
+    """The version of the weights whose pass reported each replay row [T - 1]; NO_VERSION where it is not known.
+
+    Row i is of the weights that sampled token i + 1. A prompt's rows are of those that sampled its first answer, if
+    what the engine found in its cache was computed by them too, by `cached_from`, or nothing was found.
+    """
+    found = np.full(len(sample.tokens), NO_VERSION, np.int64)
+    for span in sample.weight_spans:
+        found[span.start : span.end] = _number(span.version, version)
+    for turn in sample.turns:
+        first, start, end = (cast("int", turn[place]) for place in ("prompt_start", "start", "end"))
+        cached_from = cast("str | None", turn.get("cached_from"))
+        answered_by = NO_VERSION if start == end else int(found[start])
+        is_known = not sample.num_cached_tokens
+        if cached_from is not None:
+            is_known = _number(cached_from, version) == answered_by
+        found[first:start] = answered_by if is_known else NO_VERSION
+    return found[1:]
+
+
 def shifted(row: NDArray[Scalar]) -> NDArray[Scalar]:
     """An own row as a next one, one shorter: index t is about token t + 1."""
     return row[1:]
@@ -99,21 +119,17 @@ def version_range(sample: DecodedSample, version: VersionNumber | None = None) -
     return (int(known.min()), int(known.max())) if len(known) else (None, None)
 
 
-def with_zero_row(replay: ReplayRows | None) -> ReplayRows | None:
-    """A replay array [T - 1, …] as [T, …]: the last token was never fed to the engine, so its row is zero."""
+def replay_as(dtype: type[Whole], replay: ReplayRows | None, *, num_zero_rows: int = 0) -> NDArray[Whole] | None:
+    """A writable copy of a replay array [T - 1, …] in a trainer's type, the only copy made of it. `num_zero_rows` 1: as
+    [T, …]; the last token was never fed to the engine. Raises WrongRows where an id does not fit."""
     if replay is None:
         return None
-    return np.concatenate([replay, np.zeros((1, *replay.shape[1:]), replay.dtype)])
-
-
-def replay_as(dtype: type[Whole], replay: ReplayRows | None) -> NDArray[Whole] | None:
-    """A writable copy of a replay array in a trainer's type. Raises WrongRows where an id does not fit."""
-    if replay is None:
-        return None
-    limits = np.iinfo(dtype)
+    limits, (num_rows, *size) = np.iinfo(dtype), replay.shape
     if replay.size and not limits.min <= replay.min() <= replay.max() <= limits.max:
         raise WrongRows(f"a replayed id is {replay.max()}, and this trainer's {limits.dtype} ends at {limits.max}")
-    return replay.astype(dtype)
+    rows: NDArray[Whole] = np.zeros((num_rows + num_zero_rows, *size), dtype)
+    rows[:num_rows] = replay
+    return rows
 
 
 def first_routes(layers: int, top_k: int) -> NDArray[np.int32]:

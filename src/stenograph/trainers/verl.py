@@ -14,11 +14,11 @@ from stenograph.trainers.rows import (
     VersionNumber,
     WrongRows,
     built,
+    first_routes,
     number_of,
     replay_as,
     version_range,
     whole,
-    with_zero_row,
 )
 
 Made = TypeVar("Made")
@@ -34,15 +34,17 @@ def agent_loop_outputs(
     reward: Reward | None = None,
     version: VersionNumber | None = None,
     filler_id: int = 0,
+    experts_shape: tuple[int, int] | None = None,
 ) -> list[Made]:
     """`AgentLoopOutput`s, one for each sample of a rollout; `make` is verl's class, `metrics` an `AgentLoopMetrics`.
 
     The last one has the score; verl's trainer copies it to all of a rollout. The sampled tokens' versions are
     `extra_fields.min_global_steps` and `.max_global_steps`. A sample without a response is left out; a rollout without
-    others is one output of two `filler_id` with nothing trained, so its score counts in its group.
+    others is one output of two `filler_id` with nothing trained, so its score counts in its group; where the batch has
+    routed experts, it needs `experts_shape`, layers and top_k.
     """
     rows = [agent_loop_fields(sample, version=version) for sample in samples or () if len(sample.log_probs)]
-    rows = rows or [_filler(filler_id)]
+    rows = rows or [_filler(filler_id, experts_shape)]
     rows[-1]["reward_score"] = number_of(reward)
     if isinstance(reward, Mapping):
         extra = cast("Mapping[str, object]", rows[-1]["extra_fields"])
@@ -50,13 +52,13 @@ def agent_loop_outputs(
     return [built(make, {**row, "metrics": metrics}, written_against=WRITTEN_AGAINST) for row in rows]
 
 
-def _filler(filler_id: int) -> dict[str, object]:
+def _filler(filler_id: int, experts_shape: tuple[int, int] | None) -> dict[str, object]:
     return {
         "prompt_ids": [filler_id],
         "response_ids": [filler_id],
         "response_mask": [0],
         "response_logprobs": [0.0],
-        "routed_experts": None,
+        "routed_experts": None if experts_shape is None else first_routes(*experts_shape).astype(np.int16),
         "num_turns": 0,
         "extra_fields": {"min_global_steps": None, "max_global_steps": None},
     }
@@ -70,7 +72,7 @@ def agent_loop_fields(sample: DecodedSample, *, version: VersionNumber | None = 
         "response_ids": rows.tokens[start:].tolist(),
         "response_mask": sample.loss_mask.tolist(),
         "response_logprobs": sample.log_probs.tolist(),
-        "routed_experts": replay_as(np.int16, with_zero_row(sample.routed_experts)),
+        "routed_experts": replay_as(np.int16, sample.routed_experts, num_zero_rows=1),
         "num_turns": 2 * len(sample.turns),
         "extra_fields": _versions(sample, version),
     }

@@ -61,6 +61,8 @@ def test_a_payload_is_decoded_as_the_library_decodes_it(made: tuple[bytes, list[
         experts = tensors.get(f"rollout_routed_experts.{index}")
         assert (got.routed_experts is None) == (experts is None)
         assert got.routed_experts is None or got.routed_experts.shape == experts.shape
+        for view in (got.tokens, got.log_probs, got.routed_experts):
+            assert view is None or not view.size or np.shares_memory(view, np.frombuffer(payload, np.uint8))
         assert got.prompt_length + got.response_length == len(sample["tokens"])
         assert got.weight_spans[0].version == "3"
     assert list(found[:1]) == [found[0]] if samples else not found[:1]

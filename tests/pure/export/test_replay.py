@@ -176,6 +176,19 @@ def test_experts_of_any_length_are_decoded_whole(new_session: NewSession, replay
     assert np.array_equal(sample.routed_experts.ravel(), np.arange(num))
 
 
+@pytest.mark.parametrize("max_seq_len", [None, 4])
+def test_the_rows_of_one_turn_are_the_bytes_that_it_keeps(
+    new_session: NewSession, replay_text: ReplayText, max_seq_len: int | None
+) -> None:
+    session = new_session()
+    node = session.add(None, [1, 2], [(10, -1.0), (11, -1.0), (12, -1.0)], experts=replay_text(4 * 6))
+    (sample,) = samples_of(session, max_seq_len=max_seq_len)
+    kept = node.turn.sampled.replay.routed_experts
+    assert sample.routed_experts is not None
+    assert len(sample.routed_experts) == (max_seq_len or 5) - 1
+    assert np.shares_memory(sample.routed_experts, np.frombuffer(kept.data, np.uint8))
+
+
 @pytest.mark.parametrize(("max_seq_len", "num_tokens"), [(6, 6), (5, 3), (4, 3), (3, 3)])
 def test_a_cut_sample_has_a_row_for_each_token_but_its_last(
     new_session: NewSession, replay_text: ReplayText, max_seq_len: int, num_tokens: int

@@ -3,6 +3,7 @@
 `scripts/test-trainers` installs them, and fails where one is missing.
 """
 
+import dataclasses
 import importlib
 import os
 from typing import Any
@@ -67,6 +68,25 @@ def test_verl_s_agent_loop_output_and_data_proto(samples: tuple[DecodedSample, .
         proto = protocol.DataProto.from_dict(tensors=tensors, non_tensors={"uid": np.array(["g"] * len(kept), object)})
         assert len(proto) == len(kept)
         assert proto.batch["rollout_log_probs"].shape == proto.batch["responses"].shape
+
+
+def test_verl_s_agent_loop_output_has_the_routes_of_each_token() -> None:
+    """As its v1 trainer stores them: a row for each token, at its place, zero for the last, which no pass was fed."""
+    loop = real("verl.experimental.agent_loop.agent_loop")
+    grown = Grown()
+    grown.turn(grown.turn(None, [1, 2], [3, 4]), [5], [6, 7])
+    (sample,) = grown.samples()
+    num_rows = len(sample.tokens) - 1
+    routes = np.random.default_rng(0).integers(0, 128, (num_rows, 3, 2)).astype(np.uint8)
+    routed = dataclasses.replace(sample, routed_experts=routes)
+    (one,) = verl.agent_loop_outputs([routed], loop.AgentLoopOutput, loop.AgentLoopMetrics(), reward=0.5)
+    (filler,) = verl.agent_loop_outputs(
+        (), loop.AgentLoopOutput, loop.AgentLoopMetrics(), reward=0.5, experts_shape=(3, 2)
+    )
+    made = one.as_dict()["routed_experts"].numpy()
+    assert (made.dtype, made[num_rows].any()) == (np.int16, False)
+    np.testing.assert_array_equal(made[:num_rows], routes)
+    assert filler.as_dict()["routed_experts"].shape == (2, 3, 2)
 
 
 @settings(max_examples=30)

@@ -53,6 +53,34 @@ def test_whole_rows_are_shifted_onto_the_logits(samples: tuple[DecodedSample, ..
             assert (sampled_by[span.start : span.end][made.mask[span.start : span.end]] == int(span.version)).all()
 
 
+@pytest.mark.parametrize(
+    ("cached_from", "num_cached", "prompts"),
+    [
+        (("3", "4"), 5, (3, 4)),
+        (("3", "3"), 5, (3, -1)),  # a part of the prompt may be the older weights'
+        ((None, None), 5, (-1, -1)),
+        ((None, None), 0, (3, 4)),
+    ],
+)
+def test_a_row_of_routes_is_of_the_weights_that_sampled_its_next_token(
+    cached_from: tuple[str | None, ...], num_cached: int, prompts: tuple[int, int]
+) -> None:
+    grown = Grown()
+    grown.turn(grown.turn(None, [1, 2, 3], [4, 5], version="3"), [6, 7], [8], version="4")
+    (sample,) = grown.samples()
+    turns = [
+        {**turn, **({} if name is None else {"cached_from": name})}
+        for turn, name in zip(sample.turns, cached_from, strict=True)
+    ]
+    sample = dataclasses.replace(sample, turns=tuple(turns), num_cached_tokens=num_cached)
+    first, second = prompts
+    assert rows.route_versions(sample).tolist() == [first, first, 3, 3, second, second, 4]
+    numbers = dict(zip("34", "ab", strict=True))
+    assert rows.route_versions(sample, lambda text: ord(numbers[text])).max() == ord("b")
+    unsampled = dataclasses.replace(sample, weight_spans=())
+    assert set(rows.route_versions(unsampled).tolist()) == {rows.NO_VERSION}
+
+
 @dataclasses.dataclass(kw_only=True)
 class MilesSample:
     """The fields of miles' and slime's `Sample` that are set, and some that are not."""
@@ -475,7 +503,7 @@ def test_skyrl_gets_experts_for_every_row_or_for_none() -> None:
     whole, without = group_of((routed,), 0.5, 1.0), group_of((), 0.0)
     out: dict[str, Any] = dicts.skyrl([whole, dataclasses.replace(without, name="h")])
     assert [one.shape for one in out["rollout_expert_indices"]] == [(3, 2, 2), (3, 2, 2), (1, 2, 2)]
-    assert out["rollout_expert_indices"][0].tolist() == np.arange(12).reshape(3, 2, 2).tolist()
+    assert out["rollout_expert_indices"][0] is routed.routed_experts
     assert out["rollout_expert_indices"][2].tolist() == [[[0, 1], [0, 1]]]
     with pytest.raises(WrongRows, match="all or nothing"):
         dicts.skyrl([group_of((routed, sample), 0.5)])
@@ -569,6 +597,9 @@ def test_routed_experts_of_each_type_are_in_the_type_that_the_trainer_takes(dtyp
     assert prime.routed_experts.dtype == "int16"  # one type: it packs samples together, and asserts that theirs are one
     read = np.frombuffer(prime.routed_experts.data, prime.routed_experts.dtype).reshape(2, 2, 2)
     assert np.array_equal(read, output.routed_experts)
+    (filler,) = verl.agent_loop_outputs((), LoopOutput, "metrics", experts_shape=(2, 2))
+    assert filler.routed_experts.dtype == np.int16, "its worker joins the rows of a batch, and takes none without"
+    assert filler.routed_experts.tolist() == [[[0, 1], [0, 1]]]
     large = dataclasses.replace(sample, routed_experts=np.full((1, 2, 2), 32_768, np.uint16))
     with pytest.raises(WrongRows, match="a replayed id is 32768, and this trainer's int16 ends at 32767"):
         verl.agent_loop_outputs([large], LoopOutput, "metrics")
