@@ -107,6 +107,30 @@ def test_a_turn_over_a_swap_has_each_row_from_the_forward_that_sampled(
     assert (old[:border] != new[:border]).any()
 
 
+@pytest.mark.parametrize("has_token", [False, True])
+def test_what_an_admission_found_counts_only_if_a_token_was_sampled_with_it(
+    folders: tuple[Path, Path], mixed: Callable[..., Bench], has_token: bool
+) -> None:
+    """A swap forgets it; `cached_from` names the weights that computed what is counted."""
+    bench = mixed(step_tokens=17)
+    bench.add("first", PROMPT)
+    bench.run()
+    bench.add("over", [*PROMPT, *range(60, 100)], routes_from=0)
+    bench.step()
+    assert "over" not in bench.chunks, "a part of its prompt is computed"
+    while has_token and "over" not in bench.chunks:
+        bench.step()
+    forward = NumpyForward(*load_weights(folders[0]), num_kv_tokens=4096)
+    bench.core.swap(forward.prepare(*load_weights(folders[1])), "new")
+    bench.run()
+    *_, last = bench.chunks["over"]
+    assert (last.num_cached_tokens, last.cached_from) == ((len(PROMPT), "v") if has_token else (0, "new"))
+    weights, version = (folders[0], "v") if has_token else (folders[1], "new")
+    assert bench.chunks["over"][0].weight_version == version
+    expected = in_one_pass(weights, [*PROMPT, *range(60, 100)])
+    np.testing.assert_array_equal(reported(bench, "over")[: len(expected)], expected)
+
+
 def test_an_aborted_turn_reports_what_it_sampled_and_an_empty_one_nothing(mixed: Callable[..., Bench]) -> None:
     bench = mixed(max_batch=1)
     bench.add("cut", PROMPT, routes_from=0)
