@@ -103,6 +103,7 @@ LABELS: Mapping[str, str] = {
     "rss_growth_mib": "RSS, last quarter − first, MiB",
     "rss_slope_kib_per_1000_turns": "RSS slope, KiB per 1,000 turns",
     "rss_most_mib": "most RSS, MiB",
+    "data_mib": "data folder, MiB",
     "rss_end_mib": "RSS at the end, MiB",
     "fds_early": "open files, first quarter",
     "fds_late": "open files, last quarter",

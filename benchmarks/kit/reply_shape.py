@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
+import pybase64
 
 STOP_ID = 2
 """Ends the reply; `<|im_end|>` where a tokenizer has ChatML's control tokens first."""
@@ -22,7 +24,7 @@ _ID, _PROMPT, _TOTAL = b"\x00", b"\x01", b"\x02"
 
 
 class ReplyShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A reply of `num_tokens` tokens, with `base64_bytes` characters of `routed_experts` if that is not 0.
+    """A reply of `num_tokens` tokens, with about `base64_bytes` characters of `routed_experts` if that is not 0.
 
     Rows are `[logprob, id, null]`. Ids are below `vocab_size`. The defaults make 4 KiB.
     """
@@ -66,7 +68,8 @@ def chat_reply(shape: ReplyShape) -> ReplyTemplate:
     """The reply to a chat. The same for the same shape."""
     meta = _meta_info(shape)
     if shape.base64_bytes:
-        meta["routed_experts"] = _base64_int32(random.Random(0), shape.base64_bytes)
+        experts = np.frombuffer(random.Random(0).randbytes(max(3, shape.base64_bytes // 16 * 3)), np.uint8) % 128
+        meta["routed_experts"] = pybase64.b64encode_as_string(experts.astype("<i4").tobytes())
     message = {"role": "assistant", "content": reply_content(shape), "reasoning_content": None, "tool_calls": None}
     choice: dict[str, object] = {
         "index": 0,
@@ -120,9 +123,3 @@ def _meta_info(shape: ReplyShape) -> dict[str, Any]:
         "cached_tokens": 0,
         "output_token_logprobs": rows,
     }
-
-
-def _base64_int32(rng: random.Random, num_chars: int) -> str:
-    """Base64 of whole int32s, about `num_chars` characters."""
-    text: str = msgspec.json.decode(msgspec.json.encode(rng.randbytes(max(12, num_chars // 16 * 12))))
-    return text

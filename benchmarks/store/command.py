@@ -31,6 +31,7 @@ from stenograph.model.files import load_model_files
 Talk = list[dict[str, str]]
 """The messages of one session, said and heard."""
 SIDE = "server"
+LAYERS_TOP_K = 48 * 8
 _SECOND_EVERY = 10
 
 
@@ -39,13 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     parser.add_argument("--sessions", type=count, default=10_000, help="on disk. Default: 10,000.")
     parser.add_argument("--turns", type=count, default=50, help="of each. Default: 50.")
-    parser.add_argument(
-        "--touches",
-        type=count,
-        default=10_000,
-        help="sessions that get a turn, others in each repeat. Default: 10,000.",
-    )
+    touches = "sessions that get a turn, others in each repeat. Default: 10,000."
+    parser.add_argument("--touches", type=count, default=10_000, help=touches)
     parser.add_argument("--message-bytes", type=count, default=200, help="of each user message. Default: 200.")
+    routed = "new rows of experts in each reply, 48 layers × 8. Default: none."
+    parser.add_argument("--routed-tokens", type=int, default=0, help=routed)
     parser.add_argument("--max-held-tokens", type=count, default=1_000_000, help="as of `serve`. Default: 1,000,000.")
     parser.add_argument("--folder", type=Path, metavar="DIR", help="where the sessions lie. Default: a temporary one.")
     add_artifact(parser, "store", repeats=1)
@@ -85,7 +84,8 @@ class _Plan:
         self._options = options
         self._folder = folder
         self._model = model
-        self._shape = ReplyShape(vocab_size=load_model_files(model).vocab_size)
+        base64_bytes = options.routed_tokens * LAYERS_TOP_K * 4 // 3 * 4
+        self._shape = ReplyShape(vocab_size=load_model_files(model).vocab_size, base64_bytes=base64_bytes)
 
     def filled(self) -> tuple[Talk, list[str]]:
         """Play one session and copy it; what its client has said and heard, and the ids of all."""
@@ -117,10 +117,8 @@ class _Plan:
                     warm_s.append(client.chat(session, one, self._message(seed + 1)))
             cpu_s = server.cpu_s() - before_s
             client.close()
-        cold, warm = (
-            latency_figures(name, [1e3 * one for one in times_s], "p50 p99")
-            for name, times_s in (("cold_turn", cold_s), ("warm_turn", warm_s))
-        )
+        cold = latency_figures("cold_turn", [1e3 * one for one in cold_s], "p50 p99")
+        warm = latency_figures("warm_turn", [1e3 * one for one in warm_s], "p50 p99")
         return {
             "ready_s": ready_s - began_s,
             "first_turn_ms": cold_s[0] * 1e3,
@@ -130,11 +128,13 @@ class _Plan:
             "touch_p50_ms": cold["cold_turn_p50_ms"] - warm["warm_turn_p50_ms"],
             "cpu_ms_per_turn": cpu_s * 1e3 / (len(cold_s) + len(warm_s)),
             "rss_most_mib": most_kib / 1024,
+            "data_mib": sum(file.stat().st_size for file in self._folder.rglob("*") if file.is_file()) / 2**20,
         }
 
     def _started(self, children: Children) -> "tuple[Child, _Client]":
         _, engine_url = start_standin(children, self._shape)
         flags = ["--engine", "sglang", "--engine-url", engine_url, "--model", str(self._model)]
+        flags += ["--replay", "routed_experts"] if self._options.routed_tokens else []
         flags += ["--data-dir", str(self._folder), "--max-held-tokens", str(self._options.max_held_tokens)]
         server, url = start_serve(children, flags)
         return server, _Client(url)
