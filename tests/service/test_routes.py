@@ -1,5 +1,6 @@
 """Routed experts over engines, weights and retries: each row of a sample is of the turn that sampled its next token."""
 
+import asyncio
 import io
 from collections.abc import Callable
 from typing import Any
@@ -17,9 +18,11 @@ from stenograph.engine.http.adapter import AdapterOptions, EngineAdapter
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.lmdeploy.adapter import LMDeploy
 from stenograph.engine.settings import ReplayKind
-from stenograph.engine.sglang.chat import SGLangChat
+from stenograph.engine.sglang.chat import SGLangChat, SGLangChatReading
 from stenograph.engine.sglang.generate import SGLangGenerate
+from stenograph.engine.sglang.generate_wire import SGLangGenerateReading
 from stenograph.engine.vllm.adapter import VLLM
+from stenograph.session.steps import TurnRun
 from stenograph.text.renderer import Renderer
 
 from .conftest import END, running, user
@@ -147,3 +150,48 @@ async def trained(client: aiohttp.ClientSession, model: RoutingModel, options: d
         (sample,) = decoded(await response.read())
     async with client.get(path) as response:
         return sample, (await response.json())["records"]
+
+
+@pytest.mark.parametrize("kind", ["sglang", "sglang-generate"])
+async def test_nothing_comes_between_a_large_reply_of_routes_and_its_commit(
+    renderer: Renderer, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No callback of the loop: no deadline, no end of a pause's grace and no client that leaves can lose the turn."""
+    loop, reading = asyncio.get_running_loop(), SGLangChatReading if kind == "sglang" else SGLangGenerateReading
+    num_passes, seen = 0, list[int]()
+
+    def count() -> None:
+        nonlocal num_passes
+        num_passes += 1
+        loop.call_soon(count)
+
+    def noted(of: type, name: str) -> None:
+        call = getattr(of, name)
+
+        def called(*args: Any, **options: Any) -> Any:
+            seen.append(num_passes)
+            return call(*args, **options)
+
+        monkeypatch.setattr(of, name, called)
+
+    noted(reading, "whole")
+    noted(TurnRun, "commit")
+    experts = np.arange(10**6, dtype="<i4").tobytes()
+    script = ReplyScript(ids=(5, END), text="x", matched=END, routed_experts=experts)
+    async with SERVERS[kind](lambda asked: script) as server:
+        engine = HttpEngine(HttpEngineOptions(url=server.url), ADAPTERS[kind]())
+        await engine.start()
+        async with running(engine, renderer) as (url, manager), aiohttp.ClientSession(url) as client:
+            async with client.post("/sessions", json={}) as response:
+                session = (await response.json())["session_id"]
+            count()
+            body = {"messages": [user("question")]}
+            async with client.post(f"/sessions/{session}/v1/chat/completions", json=body) as response:
+                assert response.status == 200, await response.text()
+            replay = manager.sessions.get(session).nodes[0].turn.sampled.replay
+        await engine.aclose()
+    assert replay is not None
+    assert replay.routed_experts is not None
+    assert replay.routed_experts.values.size == 10**6
+    read, committed = seen
+    assert read == committed
