@@ -2,18 +2,19 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import numpy as np
 import pytest
-from safetensors.numpy import load
 
 from standins.tiny.llama import LAYERS, write_tiny_folder
 from standins.tiny.mixture import TOP_K, write_mixture_folder
+from stenograph.client.samples import DecodedSample, DecodedSamples, ReplayRows, decoded
 from stenograph.core.errors import StartupError
 from stenograph.embedded.forward.base import LogitsFor, RowSpan, Segment
 from stenograph.embedded.forward.numpy_forward import NumpyForward
@@ -26,6 +27,7 @@ from stenograph.model.files import load_model_files
 from stenograph.store.database import FileConnection
 from stenograph.store.folder import DataFolder
 from stenograph.store.sqlite import SqliteStore
+from stenograph.trainers.rows import NO_VERSION, route_versions
 
 from .conftest import running
 
@@ -50,16 +52,10 @@ class Rollouts:
         reply = await self.post(f"/sessions/{session}/v1/chat/completions", body)
         return {"role": "assistant", "content": reply["choices"][0]["message"]["content"] or ""}
 
-    async def samples(self, session: str, **asked: Any) -> list[tuple[dict[str, Any], dict[str, np.ndarray]]]:
-        """Each sample's description, and its arrays."""
+    async def samples(self, session: str, **asked: Any) -> DecodedSamples:
         async with self.http.post(f"/sessions/{session}/samples", json={"include_side": True, **asked}) as response:
             assert response.status == 200, await response.text()
-            tensors = load(await response.read())
-        described = json.loads(tensors["_samples_meta"].tobytes())["samples"]
-        return [
-            (row, {name.rpartition(".")[0]: tensor for name, tensor in tensors.items() if name.endswith(f".{number}")})
-            for number, row in enumerate(described)
-        ]
+            return decoded(await response.read())
 
 
 @pytest.fixture
@@ -84,20 +80,22 @@ async def test_a_session_of_turns_is_scored_again_under_its_routes(rollouts: Rol
     for turn in range(6):
         messages.append({"role": "user", "content": f"ask {turn}"})
         messages.append(await rollouts.chat(session, messages, seed=turn))
-    ((_, arrays),) = await rollouts.samples(session)
-    tokens, mask, routes = arrays["tokens"], arrays["loss_mask"], arrays["rollout_routed_experts"]
-    first = len(tokens) - len(mask)
+    (sample,) = await rollouts.samples(session)
+    tokens, first, routes = sample.tokens, sample.prompt_length, sample.routed_experts
+    assert routes is not None
     assert routes.shape == (len(tokens) - 1, LAYERS, TOP_K)
     assert routes.dtype == np.uint8
     model = NumpyForward(*load_weights(rollouts.folder), num_kv_tokens=len(tokens))
-    trained = mask.astype(bool)
+    trained = sample.loss_mask.astype(bool)
     again = np.array(line_logprobs(model, tokens.tolist(), first, routes=routes))
-    assert np.abs(again - arrays["rollout_log_probs"])[trained].max() <= 1e-4
+    assert np.abs(again - sample.log_probs)[trained].max() <= 1e-4
     shifted = np.array(line_logprobs(model, tokens.tolist(), first, routes=np.roll(routes, 1, axis=0)))
-    assert np.abs(shifted - arrays["rollout_log_probs"])[trained].max() > 0.1
+    assert np.abs(shifted - sample.log_probs)[trained].max() > 0.1
 
 
-NUM_TURNS, NUM_SWAPS, CONTEXT = 50, 20, 4096
+NUM_TURNS, NUM_SWAPS, CONTEXT = 50, 20, 2048
+KV_TOKENS = 1280
+"""The line's last turn needs 1,266 of them alone."""
 
 
 def wide(folder: Path, seed: int) -> Path:
@@ -107,101 +105,114 @@ def wide(folder: Path, seed: int) -> Path:
     return folder
 
 
-def versions_of_rows(row: dict[str, Any], num_rows: int) -> list[str]:
-    """The weights whose forward reported each row: those that sampled the next token, or a prompt's first answer."""
-    of_token = {at: span["version"] for span in row["weight_spans"] for at in range(span["start"], span["end"])}
-    for turn in row["turns"]:
-        of_token.update(dict.fromkeys(range(turn["prompt_start"], turn["start"]), of_token[turn["start"]]))
-    return [of_token[at + 1] for at in range(num_rows)]
-
-
-def apart(
-    row: dict[str, Any], arrays: dict[str, np.ndarray], folders: list[Path], routes: np.ndarray, *, only_own: bool
-) -> float:
+def apart(sample: DecodedSample, folders: list[Path], routes: ReplayRows, *, only_own: bool) -> float:
     """The largest difference of a sample's trained log-probabilities from those of the weights of each under `routes`.
 
     `only_own`: positions that other weights routed are routed by those that sample, which computed them again.
     """
-    tokens, told = arrays["tokens"].tolist(), arrays["rollout_log_probs"]
-    first, versions = len(tokens) - len(told), np.array(versions_of_rows(row, len(tokens) - 1))
+    tokens, first, of_row = sample.tokens.tolist(), sample.prompt_length, route_versions(sample)
     largest = 0.0
-    for span in row["weight_spans"]:
-        start, end, version = span["start"], span["end"], span["version"]
-        given = routes[: end - 1].astype(np.intc)
+    for span in sample.weight_spans:
+        given = routes[: span.end - 1].astype(np.intc)
         if only_own:
-            given[versions[: end - 1] != version] = -1
-        loaded = load_weights(folders[int(version) % len(folders)])
-        again = line_logprobs(NumpyForward(*loaded, num_kv_tokens=end), tokens[:end], start, routes=given)
-        trained = arrays["loss_mask"][start - first : end - first].astype(bool)
-        largest = max(largest, float(np.abs(again - told[start - first : end - first])[trained].max()))
+            given[of_row[: span.end - 1] != int(span.version)] = -1
+        loaded = load_weights(folders[int(span.version) % len(folders)])
+        model = NumpyForward(*loaded, num_kv_tokens=span.end)
+        again = line_logprobs(model, tokens[: span.end], span.start, routes=given)
+        place = slice(span.start - first, span.end - first)
+        trained = sample.loss_mask[place].astype(bool)
+        largest = max(largest, float(np.abs(again - sample.log_probs[place])[trained].max()))
     return largest
+
+
+@dataclass
+class Stretch:
+    """A session of a line, one of a tree, and one that loads the engine beside them, over servers and engines."""
+
+    folders: list[Path]
+    sessions: dict[str, str] = field(default_factory=dict[str, str])
+    messages: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
+    version: int = 0
+    num_evicted: int = 0
+    made: dict[str, DecodedSamples] = field(default_factory=dict[str, DecodedSamples])
+    cut: Sequence[DecodedSample] = ()
+
+    async def turns(self, numbers: range, engine: EmbeddedEngine, data: DataFolder) -> None:
+        """A server of its own takes these turns, on the sessions that one before it left."""
+        store = await SqliteStore.open(data, connect=FileConnection)
+        renderer, folder = make_renderer(load_model_files(self.folders[0]), "auto"), self.folders[0].parent
+        async with (
+            running(engine, renderer, moe_shape=(LAYERS, TOP_K), store=store, weights_dir=folder) as (url, manager),
+            aiohttp.ClientSession(url) as http,
+        ):
+            rollouts = Rollouts(http, self.folders[0])
+            for name, body in () if self.sessions else (("line", {}), ("tree", {"history": "tree"}), ("load", {})):
+                self.sessions[name] = (await rollouts.post("/sessions", body))["session_id"]
+            for number in numbers:
+                await self._turn(rollouts, number)
+            self.made = {name: await rollouts.samples(session) for name, session in self.sessions.items()}
+            self.cut = await rollouts.samples(self.sessions["line"], max_seq_len=700)
+            nodes = manager.sessions.get(self.sessions["line"]).nodes[-len(numbers) :]
+        await store.aclose()
+        for parent, node in pairwise(nodes):
+            before, found = parent.turn.sampled, node.turn.sampled
+            versions = {before.cached_from, *(span.version for span in before.weights)}
+            # Where one version computed all of the parent, nothing but an eviction takes that from the next turn.
+            self.num_evicted += versions == {found.cached_from} and found.num_cached_tokens < parent.num_tokens - 1
+
+    async def _turn(self, rollouts: Rollouts, number: int) -> None:
+        """A turn of each session, two at once of the tree; a swap beside some of them."""
+        self.messages.append({"role": "user", "content": f"ask {number}"})
+        line = asyncio.create_task(rollouts.chat(self.sessions["line"], self.messages, seed=number))
+        forks = [
+            asyncio.create_task(rollouts.chat(self.sessions["tree"], self.messages[-7:], seed=fork, max_tokens=12))
+            for fork in range(2 if number % 10 == 0 else 0)
+        ]
+        load = {"prompt": f"it {number} " * 20, "max_tokens": 60, "ignore_eos": True, "seed": number}
+        beside = asyncio.create_task(rollouts.post(f"/sessions/{self.sessions['load']}/v1/completions", load))
+        if number % 5 in (1, 3):
+            self.version += 1
+            body = {"model_path": str(self.folders[self.version % 4]), "weight_version": str(self.version)}
+            await rollouts.post("/update_weights_from_disk", body)
+        self.messages.append(await line)
+        await asyncio.gather(beside, *forks)
 
 
 @pytest.mark.timeout(600)
 async def test_fifty_turns_over_twenty_swaps_are_scored_again_under_their_routes(tmp_path: Path) -> None:
-    """Under load, beside a tree of forks, with a cache too small for all, and over a restart of server and engine."""
-    folders = [wide(tmp_path / f"model {seed}", seed) for seed in range(4)]
-    data = DataFolder(tmp_path / "data", address="")
-    sessions: dict[str, str] = {}
-    messages: list[dict[str, str]] = []
-    versions = iter(range(1, NUM_SWAPS + 1))
-    version = 0
-    options = EmbeddedOptions(max_batch=8, kv_tokens=CONTEXT, reports_routes=True)
-    for half in range(2):
+    """Under load, beside a tree of forks, with a cache too small for all; the sessions go to another server of the same
+    engine, and over a restart of both."""
+    stretch = Stretch([wide(tmp_path / f"model {seed}", seed) for seed in range(4)])
+    folders, data = stretch.folders, DataFolder(tmp_path / "data", address="")
+    options = EmbeddedOptions(max_batch=8, kv_tokens=KV_TOKENS, reports_routes=True)
+    for servers in ((range(15), range(15, 30)), (range(30, NUM_TURNS),)):
+        version = stretch.version
         engine = EmbeddedEngine(folders[version % 4], replace(options, weight_version=str(version)))
         await engine.start()
-        store = await SqliteStore.open(data, connect=FileConnection)
-        renderer = make_renderer(load_model_files(folders[0]), "auto")
-        async with (
-            running(engine, renderer, moe_shape=(LAYERS, TOP_K), store=store, weights_dir=tmp_path) as (url, _),
-            aiohttp.ClientSession(url) as http,
-        ):
-            rollouts = Rollouts(http, folders[0])
-            if not half:
-                for name, body in (("line", {}), ("tree", {"history": "tree"}), ("load", {})):
-                    sessions[name] = (await rollouts.post("/sessions", body))["session_id"]
-            for turn in range(half * NUM_TURNS // 2, (half + 1) * NUM_TURNS // 2):
-                messages.append({"role": "user", "content": f"ask {turn}"})
-                line = asyncio.create_task(rollouts.chat(sessions["line"], messages, seed=turn))
-                forks = [
-                    asyncio.create_task(rollouts.chat(sessions["tree"], messages[-7:], seed=number, max_tokens=12))
-                    for number in range(2 if turn % 10 == 0 else 0)
-                ]
-                beside = asyncio.create_task(
-                    rollouts.post(
-                        f"/sessions/{sessions['load']}/v1/completions",
-                        {"prompt": f"it {turn} " * 20, "max_tokens": 60, "ignore_eos": True, "seed": turn},
-                    )
-                )
-                if turn % 5 in (1, 3):
-                    version = next(versions)
-                    body = {"model_path": str(folders[version % 4]), "weight_version": str(version)}
-                    await rollouts.post("/update_weights_from_disk", body)
-                messages.append(await line)
-                await asyncio.gather(beside, *forks)
-            made = {name: await rollouts.samples(session) for name, session in sessions.items()}
-            cut = await rollouts.samples(sessions["line"], max_seq_len=700)
-        await store.aclose()
+        for numbers in servers:
+            await stretch.turns(numbers, engine, data)
         await engine.aclose()
     data.close()
-    assert version == NUM_SWAPS
-    ((row, arrays),) = made["line"]
-    assert len(row["turns"]) == NUM_TURNS
-    assert len({span["version"] for span in row["weight_spans"]}) > NUM_SWAPS // 2
-    every = [*made["line"], *made["tree"], *made["load"], *cut]
-    assert any(len(turn) > 1 for turn in [one["weight_spans"] for one, _ in made["load"]]), "no turn was over a swap"
-    own = [apart(one, found, folders, found["rollout_routed_experts"], only_own=True) for one, found in every]
-    assert max(own) <= 1e-4
-    for one, _ in every:
-        sampled_by = {at: span["version"] for span in one["weight_spans"] for at in range(span["start"], span["end"])}
-        assert all(turn["cached_from"] == sampled_by[turn["start"]] for turn in one["turns"])
-    tokens = arrays["tokens"]
+    assert stretch.version == NUM_SWAPS
+    assert stretch.num_evicted, "the cache held all"
+    (sample,) = stretch.made["line"]
+    assert len(sample.turns) == NUM_TURNS
+    assert len({span.version for span in sample.weight_spans}) > NUM_SWAPS // 2
+    every = [*chain(*stretch.made.values()), *stretch.cut]
+    assert any(len(one.weight_spans) > 1 for one in stretch.made["load"]), "no turn was over a swap"
+    for one in every:
+        assert one.routed_experts is not None
+        assert (route_versions(one) != NO_VERSION).all()
+    assert max(apart(one, folders, one.routed_experts, only_own=True) for one in every) <= 1e-4
+    # One array of routes is not enough for who forces all of it: what other weights routed was computed again.
+    assert apart(sample, folders, sample.routed_experts, only_own=False) > 1e-4
+    tokens = sample.tokens
     last = NumpyForward(*load_weights(folders[NUM_SWAPS % 4]), num_kv_tokens=len(tokens))
     place = (RowSpan(0, len(tokens) - 1),)
     last.forward([Segment(ids=tokens[:-1].astype(np.intc), start=0, spans=place, logits_for=LogitsFor.NONE)])
     old_way = last.routes(place)
     assert old_way is not None
-    assert apart(row, arrays, folders, old_way, only_own=True) > 0.1
+    assert apart(sample, folders, old_way, only_own=True) > 0.1
 
 
 async def test_a_dense_model_has_no_routes_to_replay(tmp_path: Path) -> None:
