@@ -41,7 +41,7 @@ from benchmarks.kit.artifact import Artifact, Measurement, ScenarioResult, write
 from benchmarks.kit.processes import Children
 from benchmarks.kit.runner import ProgressNotes, begin_artifact, in_turn, say, show
 from benchmarks.kit.verdicts import RULE
-from stenograph.engine.embedded import EmbeddedEngine
+from stenograph.embedded.engine import EmbeddedEngine
 from stenograph.model.tokenizer import Tokenizer
 
 __all__ = ["add_arguments", "run"]

@@ -12,8 +12,8 @@ from benchmarks.engine.window import Instant
 from benchmarks.kit.processes import CannotMeasure, cpu_s_of, rss_kib_of
 from stenograph.core.errors import StenographError
 from stenograph.core.types import Prompt, RequestId, SamplingParams
+from stenograph.embedded.engine import EmbeddedEngine
 from stenograph.engine.base import GenerateRequest
-from stenograph.engine.embedded import EmbeddedEngine
 
 OnSampled = Callable[[int], None]
 """Called with how many new tokens there are, as soon as they have come."""

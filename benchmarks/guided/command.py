@@ -48,8 +48,8 @@ from benchmarks.kit.runner import ProgressNotes, begin_artifact, cached_model, i
 from benchmarks.kit.steps import new_runner
 from stenograph.core.errors import CallerError
 from stenograph.core.types import Grammar, Prompt, SamplingParams
+from stenograph.embedded.engine import EmbeddedEngine
 from stenograph.embedded.options import EmbeddedOptions
-from stenograph.engine.embedded import EmbeddedEngine
 from stenograph.http.loaded_model import make_renderer
 from stenograph.http.settings import Settings
 from stenograph.model.files import load_model_files

@@ -17,8 +17,8 @@ from benchmarks.kit.requests import GeneratedReply, read_reply
 from benchmarks.kit.steps import nothing_collected
 from stenograph.core.errors import StenographError
 from stenograph.core.types import Chunk, Grammar, Prompt, RequestId, SamplingParams
+from stenograph.embedded.engine import EmbeddedEngine
 from stenograph.engine.base import GenerateRequest
-from stenograph.engine.embedded import EmbeddedEngine
 from stenograph.model.tokenizer import Tokenizer
 
 BEAT_PERIOD_S = 0.005

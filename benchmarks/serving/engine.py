@@ -12,8 +12,8 @@ from stenograph.core.messages import Message, Role
 from stenograph.core.types import Prompt, RequestId, SamplingParams, token_ids
 from stenograph.dialects.openai.chat import decode_chat
 from stenograph.dialects.openai.completions import decode_completion
+from stenograph.embedded.engine import EmbeddedEngine
 from stenograph.engine.base import Engine, GenerateRequest
-from stenograph.engine.embedded import EmbeddedEngine
 from stenograph.session.opening import TAIL_TOKENS
 from stenograph.text.renderer import Renderer
 from stenograph.text.reply_text import PlainParser

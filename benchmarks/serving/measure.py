@@ -20,7 +20,7 @@ from benchmarks.serving.figures import kept_columns, serving_figures
 from benchmarks.serving.http import HttpTarget
 from benchmarks.serving.load import ServingLoad, ServingPlan, Talked, Target
 from benchmarks.serving.mix import MIXES
-from stenograph.engine.embedded import EmbeddedEngine
+from stenograph.embedded.engine import EmbeddedEngine
 from stenograph.http.loaded_model import make_renderer
 from stenograph.model.files import load_model_files
 

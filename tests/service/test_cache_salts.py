@@ -22,8 +22,8 @@ from standins.weight_versions import CachedPrompt, PrefixCache
 from stenograph.core.kinds import SaltPolicy
 from stenograph.core.types import Finish, FinishReason, token_ids
 from stenograph.core.weights import ControlAnswer, WeightCommand
+from stenograph.embedded.engine import EmbeddedEngine
 from stenograph.embedded.options import EmbeddedOptions
-from stenograph.engine.embedded import EmbeddedEngine
 from stenograph.engine.http.adapter import AdapterOptions, EngineAdapter
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.sglang.chat import SGLangChat

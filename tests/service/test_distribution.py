@@ -8,10 +8,10 @@ import pytest
 from scripts.distribution import Figures, mixed_samples, recompute
 from scripts.distribution_run import TOKENS_AT_ONCE, SavedFigures, measure
 from standins.tiny.llama import write_tiny_folder
+from stenograph.embedded.engine import EmbeddedEngine
 from stenograph.embedded.forward.numpy_forward import NumpyForward
 from stenograph.embedded.forward.weights import load_weights
 from stenograph.embedded.options import EmbeddedOptions
-from stenograph.engine.embedded import EmbeddedEngine
 from stenograph.http.loaded_model import make_renderer
 from stenograph.model.files import load_model_files
 

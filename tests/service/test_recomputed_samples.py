@@ -10,8 +10,8 @@ import pytest
 
 from standins.tiny.llama import write_tiny_folder
 from standins.tiny.model import TinyModel
+from stenograph.embedded.engine import EmbeddedEngine
 from stenograph.embedded.options import EmbeddedOptions
-from stenograph.engine.embedded import EmbeddedEngine
 from stenograph.http.loaded_model import make_renderer
 from stenograph.model.files import load_model_files
 

@@ -16,12 +16,12 @@ from standins.tiny.llama import LAYERS, write_tiny_folder
 from standins.tiny.mixture import TOP_K, write_mixture_folder
 from stenograph.client.samples import DecodedSample, DecodedSamples, ReplayRows, decoded
 from stenograph.core.errors import StartupError
+from stenograph.embedded.engine import EmbeddedEngine
 from stenograph.embedded.forward.base import LogitsFor, RowSpan, Segment
 from stenograph.embedded.forward.numpy_forward import NumpyForward
 from stenograph.embedded.forward.teacher_forcing import line_logprobs
 from stenograph.embedded.forward.weights import load_weights
 from stenograph.embedded.options import EmbeddedOptions
-from stenograph.engine.embedded import EmbeddedEngine
 from stenograph.http.loaded_model import make_renderer
 from stenograph.model.files import load_model_files
 from stenograph.store.database import FileConnection

@@ -17,8 +17,8 @@ from pathlib import Path
 from stenograph.cluster.place import WorkerPlace
 from stenograph.cluster.state_file import StateFile
 from stenograph.core.errors import StartupError
+from stenograph.embedded.part import embedded_options
 from stenograph.embedded.wire import EVENTS, LoadFailed, read_frame
-from stenograph.http.embedded_engine import embedded_options
 from stenograph.http.loaded_model import LoadedModel
 from stenograph.http.settings import Settings
 

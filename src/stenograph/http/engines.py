@@ -11,7 +11,7 @@ from stenograph.model.files import ModelFiles
 from stenograph.model.tokenizer import Tokenizer
 from stenograph.offload.body_slots import BodySlots
 
-EMBEDDED = "stenograph.http.embedded_engine:make_embedded"
+EMBEDDED = "stenograph.embedded.part:make_embedded"
 SERVERS = "stenograph.http.engine_servers:make_fleet"
 ADAPTERS = "stenograph.http.engine_servers:ADAPTERS"
 

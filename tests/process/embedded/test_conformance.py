@@ -13,8 +13,8 @@ from standins.tiny.model import TinyModel
 from stenograph.conformance.check import check_engine
 from stenograph.conformance.lab import EngineUnderTest
 from stenograph.conformance.laws import LAST_LAWS, LAWS
+from stenograph.embedded.engine import EmbeddedEngine
 from stenograph.embedded.options import EmbeddedOptions
-from stenograph.engine.embedded import EmbeddedEngine
 from stenograph.model.files import load_model_files
 from stenograph.model.tokenizer import Tokenizer
 

@@ -10,9 +10,9 @@ from standins.tiny.model import TinyModel
 from stenograph.conformance.check import check_engine
 from stenograph.conformance.laws import LAST_LAWS, LAWS
 from stenograph.core.errors import StartupError
+from stenograph.embedded.engine import EmbeddedEngine
 from stenograph.embedded.options import EmbeddedOptions
 from stenograph.embedded.settings import ForwardKind
-from stenograph.engine.embedded import EmbeddedEngine
 
 from .test_conformance import NOT_OFFERED, embedded
 

@@ -26,9 +26,9 @@ from stenograph.core.weights import (
     UpdateWeights,
     WeightCommand,
 )
+from stenograph.embedded.engine import EmbeddedEngine
 from stenograph.embedded.options import EmbeddedOptions
 from stenograph.engine.base import GenerateRequest
-from stenograph.engine.embedded import EmbeddedEngine
 
 OPTIONS = EmbeddedOptions(threads=1, max_batch=4, kv_tokens=2048)
 PROMPT = (1, 5, 9, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54)

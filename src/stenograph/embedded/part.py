@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from stenograph.core.settings import Switch
+from stenograph.embedded.engine import EmbeddedEngine
 from stenograph.embedded.options import FIRST_VERSION, EmbeddedOptions
-from stenograph.engine.embedded import EmbeddedEngine
 from stenograph.engine.settings import ReplayKind
 from stenograph.http.settings import Settings
 from stenograph.model.settings import EncoderKind
