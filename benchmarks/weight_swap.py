@@ -36,7 +36,6 @@ from stenograph.embedded.forward.weight_memory import WeightMemory
 from stenograph.embedded.forward.weights import LlamaConfig, LlamaWeights, load_weights
 from stenograph.embedded.grammar.cache import GrammarCompiler
 from stenograph.embedded.loop import EngineLoop
-from stenograph.embedded.settings import ForwardKind, TorchDtype
 from stenograph.embedded.weight_desk import WeightDesk
 from stenograph.embedded.wire import Control, ControlKind, Controlled, Failed, Sampled
 from stenograph.model.fetch import resolve_model
@@ -44,6 +43,7 @@ from stenograph.model.files import load_model_files
 from stenograph.model.progress import StreamProgress
 from stenograph.model.settings import default_cache_dir
 from stenograph.model.tokenizer import Tokenizer
+from stenograph.parts import ForwardKind, TorchDtype
 
 NUM_SEQUENCES, PROMPT_TOKENS = 16, 12
 

@@ -9,8 +9,8 @@ from benchmarks.engine.llamacpp import NEEDED, THREADS, is_installed
 from benchmarks.kit.options import add_artifact, add_engine, count, count_or_none
 from benchmarks.kit.runner import cached_model
 from stenograph.embedded.options import EmbeddedOptions
-from stenograph.http.settings import Settings
 from stenograph.model.files import ModelFiles, load_model_files
+from stenograph.parts import EmbeddedSettings
 
 SHORT_TOKENS = 16
 """The prompt of a decode."""
@@ -89,7 +89,7 @@ class EngineBenchPlan:
 
     def engine_options(self, *, reuses_prefixes: bool = True) -> EmbeddedOptions:
         """The engine as `serve` runs it, but that all that is asked at once is decoded at once."""
-        defaults = Settings()
+        defaults = EmbeddedSettings()
         max_batch = max(defaults.max_batch, *self.batches)
         return EmbeddedOptions(
             threads=self.options.threads,

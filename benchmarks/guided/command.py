@@ -51,8 +51,8 @@ from stenograph.core.types import Grammar, Prompt, SamplingParams
 from stenograph.embedded.engine import EmbeddedEngine
 from stenograph.embedded.options import EmbeddedOptions
 from stenograph.http.loaded_model import make_renderer
-from stenograph.http.settings import Settings
 from stenograph.model.files import load_model_files
+from stenograph.parts import EmbeddedSettings
 from stenograph.text.renderer import Renderer
 
 DEFAULT_MAX_TOKENS = 96
@@ -251,7 +251,7 @@ def _begin(plan: GuidedPlan) -> Artifact:
 
 def guided_engine(options: argparse.Namespace) -> EmbeddedOptions:
     """The engine as `serve` runs it, but that all that is asked at once is decoded at once."""
-    return engine_options(threads=options.threads, max_batch=max(Settings().max_batch, options.concurrency))
+    return engine_options(threads=options.threads, max_batch=max(EmbeddedSettings().max_batch, options.concurrency))
 
 
 async def _measure(plan: GuidedPlan, artifact: Artifact) -> None:

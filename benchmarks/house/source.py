@@ -13,7 +13,7 @@ NO_CODE = {
 }  # fmt: skip
 
 PARTS: Mapping[str, tuple[str, ...]] = {
-    "embedded": ("embedded", "engine/embedded"),
+    "embedded": ("embedded",),
     "cluster": ("cluster",),
     "console": ("console",),
     "weights": ("weights",),

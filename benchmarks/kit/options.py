@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from stenograph.embedded.options import EmbeddedOptions
-from stenograph.http.settings import Settings
+from stenograph.parts import EmbeddedSettings
 
 Number = TypeVar("Number", int, float)
 PLOT_NEEDS = "needs matplotlib: pip install matplotlib"
@@ -86,7 +86,7 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
 
 def engine_options(*, threads: int, max_batch: int) -> EmbeddedOptions:
     """The embedded engine as `serve` runs it, but that a step has tokens for a batch of this size."""
-    defaults = Settings()
+    defaults = EmbeddedSettings()
     return EmbeddedOptions(
         threads=threads,
         max_batch=max_batch,

@@ -32,9 +32,8 @@ from benchmarks.kit.verdicts import RULE
 from benchmarks.streaming.figures import raw_of, streaming_figures, streaming_table
 from benchmarks.streaming.load import StreamingPlan, Variant
 from benchmarks.streaming.prompts import PromptKind
-from stenograph.embedded.settings import ForwardKind
-from stenograph.http.settings import Settings
 from stenograph.model.files import load_model_files
+from stenograph.parts import EmbeddedSettings, ForwardKind
 
 BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 MAX_WORKERS = 64
@@ -44,7 +43,7 @@ DEFAULT_PROMPT_TOKENS = 260
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
     add = parser.add_argument
-    defaults = Settings()
+    defaults = EmbeddedSettings()
     add(
         "--tokenize-workers",
         metavar="0,4",

@@ -33,13 +33,12 @@ def names(files: list[Path]) -> set[str]:
 
 
 def parts_of(loaded: set[str]) -> set[str]:
-    """Parts with a module that is more than settings."""
+    """Parts with a module that is loaded."""
     return {
         part
         for part, prefixes in PARTS.items()
         for name in loaded
         if any(name == prefix or name.startswith(f"{prefix}/") for prefix in prefixes)
-        if name not in ("embedded", "embedded/settings")
     }
 
 
@@ -74,7 +73,9 @@ def test_the_parent_of_workers_imports_for_all_of_them() -> None:
     loaded = set(done.stdout.split())
     named = {"cluster.worker", "engine.vllm.adapter", "engine.http.engine", "dialects.gemini.dialect"}
     assert {f"stenograph.{name}" for name in named} <= loaded
-    assert not {"stenograph.dialects.anthropic.dialect", "stenograph.engine.sglang.chat"} & loaded
+    assert (
+        not {"stenograph.dialects.anthropic.dialect", "stenograph.engine.sglang.chat", "stenograph.embedded"} & loaded
+    )
 
 
 @pytest.mark.parametrize("command", ["--version", "--help", "serve --help", "run --url http://127.0.0.1:9 -- true"])

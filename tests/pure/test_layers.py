@@ -18,17 +18,16 @@ from tests.pure.trees import BESIDE, MODULES, SRC, name_of, tree_of
 
 LAYERS = [
     ["core"],
-    ["model", "dialects", "trajectory", "offload"],
+    ["model", "dialects", "trajectory", "offload", "parts"],
     ["text"],
     ["families"],
-    ["embedded"],
     ["engine", "store"],
     ["session", "export"],
     ["verify", "conformance"],
     ["http"],
     ["client"],
     ["trainers"],
-    ["cluster", "console", "otel", "weights", "backup"],
+    ["embedded", "cluster", "console", "otel", "weights", "backup"],
     ["cli"],
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
@@ -100,7 +99,7 @@ IMPURE_MODULES = {
 }  # fmt: skip
 
 BELOW_DIALECTS = {
-    "core", "model", "trajectory", "offload", "text", "families", "embedded", "engine", "store", "session",
+    "core", "model", "parts", "trajectory", "offload", "text", "families", "embedded", "engine", "store", "session",
     "export", "verify", "console",
 }  # fmt: skip
 """Rooms that know requests as values, whatever dialect they came in."""
@@ -118,7 +117,7 @@ TASK_OWNERS = {
     "client/sync": "waits for what it begins on the loop of its thread",
     "client/client": "owns what opens and deletes sessions; its end awaits them",
     "client/rollouts": "a rollout cancels its agent and awaits it",
-    "engine/embedded": "owns its child's reader and supervisor; aclose awaits them",
+    "embedded/engine": "owns its child's reader and supervisor; aclose awaits them",
     "engine/http/engine": "owns its requests, aborts and probe; aclose awaits them",
     "standins/faults": "hands a connection's task to the server's set, which its aclose awaits",
     "standins/scripted_engine": "waits for both of its tasks before it goes on",
@@ -131,7 +130,7 @@ AT_A_TRAINER = {
 """Rooms that a trainer installs: all that they import beside the standard library. They know the server by HTTP."""
 
 BESIDE_IMPORTS = {
-    "standins": {"standins", "core", "model", "embedded", "engine", "store", "cluster"},
+    "standins": {"standins", "core", "model", "parts", "embedded", "engine", "store", "cluster"},
     "benchmarks": {"benchmarks", "standins", *LEVEL},
     "scripts": {"scripts", "standins", *LEVEL},
 }
@@ -195,6 +194,7 @@ NEVERS = (
     "an engine knows no client's protocol",
     "a session knows no other process",
     "export is on trajectory alone",
+    "the core imports no part",
 )
 
 
@@ -207,11 +207,6 @@ def imports_against() -> dict[str, list[str]]:
 @pytest.mark.parametrize("never", NEVERS)
 def test_a_never_has_no_import_against_it(never: str) -> None:
     assert imports_against()[never] == []
-
-
-def test_the_core_imports_no_part_but_the_embedded_engine() -> None:
-    found = {one.partition(" imports ")[2] for one in imports_against()["the core imports no part"]}
-    assert found <= {"embedded/wire", "embedded/child", "embedded/options", "embedded/settings", "engine/embedded"}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
@@ -239,6 +234,20 @@ def test_nothing_of_the_server_imports_the_client() -> None:
         for path in MODULES
         if room_of(path) not in above and any(name.split("/")[0] in AT_A_TRAINER for name in own_imports(path))
     ]
+
+
+IN_THE_SERVER = {"embedded/engine", "embedded/part", "embedded/shared_process"}
+"""The modules of `embedded` on the server's side. The rest computes, in the engine's process, and knows no server."""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in MODULES if room_of(path) == "embedded" and name_of(path) not in IN_THE_SERVER],
+    ids=name_of,
+)
+def test_the_calculation_of_the_embedded_engine_knows_no_server(path: Path) -> None:
+    assert {name.split("/")[0] for name in own_imports(path)} <= {"core", "model", "text", "parts", "embedded"}
+    assert not own_imports(path) & IN_THE_SERVER
 
 
 def test_every_room_has_a_level() -> None:

@@ -15,6 +15,7 @@ import pytest
 from standins.scripted_engine import Script, ScriptedEngine
 from standins.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.cli.parts import PARTS
+from stenograph.cli.settings_table import CommandSettings as Settings
 from stenograph.cluster.shared_store import Cluster
 from stenograph.core.chat import TurnRequest
 from stenograph.core.clock import Clock, SystemClock
@@ -28,7 +29,6 @@ from stenograph.http.listen import listen
 from stenograph.http.loaded_model import make_renderer
 from stenograph.http.processes import Processes
 from stenograph.http.server import Server, uvicorn_config
-from stenograph.http.settings import Settings
 from stenograph.model.files import ModelFiles
 from stenograph.offload.body_slots import BodySlots
 from stenograph.offload.pool import CpuPool

@@ -14,6 +14,7 @@ import pytest
 from standins.clock import ManualClock
 from standins.scripted_engine import Script, ScriptedEngine
 from stenograph.cli.main import main
+from stenograph.cli.settings_table import CommandSettings as Settings
 from stenograph.cli.settings_table import load_settings
 from stenograph.core import errors
 from stenograph.core.blame import Blame, RequestPart
@@ -21,7 +22,6 @@ from stenograph.core.errors import StenographError
 from stenograph.core.kinds import Compat
 from stenograph.core.types import Finish, FinishReason
 from stenograph.engine.settings import EngineKind
-from stenograph.http.settings import Settings
 from stenograph.text.renderer import Renderer
 
 from .conftest import Answer, Live, assistant, running, user

@@ -16,6 +16,7 @@ from standins.planned_server import AskedRequest
 from standins.planned_server import ReplyScript as Reply
 from standins.scripted_engine import ScriptedEngine
 from standins.sglang_server import SGLangServer
+from stenograph.cli.settings_table import CommandSettings as Settings
 from stenograph.cluster.place import WorkerPlace
 from stenograph.cluster.state_file import StateFile
 from stenograph.core.clock import SystemClock
@@ -23,7 +24,6 @@ from stenograph.core.errors import EngineUnavailable
 from stenograph.core.weights import ControlAnswer, WeightCommand
 from stenograph.engine.settings import EngineKind
 from stenograph.http.engines import make_engine
-from stenograph.http.settings import Settings
 from stenograph.offload.body_slots import BodySlots
 from stenograph.text.renderer import Renderer
 

@@ -15,6 +15,7 @@ import aiohttp
 from standins.scripted_engine import Script, ScriptedEngine
 from standins.shared_rows import MemoryRows, SharedTables
 from stenograph.cli.parts import PARTS
+from stenograph.cli.settings_table import CommandSettings as Settings
 from stenograph.cluster.place import WorkerPlace
 from stenograph.cluster.postgres.shared_rows import SharedRows
 from stenograph.cluster.postgres.store import PostgresStore
@@ -25,7 +26,6 @@ from stenograph.engine.base import Engine, GenerateRequest
 from stenograph.http.app import make_app
 from stenograph.http.listen import listen, url_of
 from stenograph.http.server import Server, uvicorn_config
-from stenograph.http.settings import Settings
 from stenograph.offload.pool import CpuPool
 from stenograph.session.manager import SessionManager
 from stenograph.store.base import SessionStore

@@ -105,9 +105,9 @@ class Command:
             parser.formatter_class = _SectionedHelp
         self.add_arguments(parser)
         if self.has_sections:
-            entry("stenograph.cli.setting_flags:add_sections")(parser)
+            entry("stenograph.cli.settings_table:add_sections")(parser)
         elif self.settings:
-            entry("stenograph.cli.setting_flags:add_flags")(parser, self.settings, self.own_help)
+            entry("stenograph.cli.settings_table:add_flags")(parser, self.settings, self.own_help)
 
 
 def _run_arguments(parser: argparse.ArgumentParser) -> None:

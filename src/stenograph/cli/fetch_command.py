@@ -7,7 +7,6 @@ from typing import Any
 from stenograph.cli.logs import logged, progress_of
 from stenograph.cli.settings_table import CommandSettings
 from stenograph.embedded.forward.hf_folder import write_folder
-from stenograph.engine.settings import EngineKind
 from stenograph.model.fetch import resolve_model
 
 
@@ -19,7 +18,7 @@ def fetch(options: dict[str, Any]) -> int:
 
 def _fetch(settings: CommandSettings, *, folder: Path | None) -> int:
     # Of a repository of the hub with the weights, where the engine is to be the embedded one.
-    has_weights, progress = settings.engine is EngineKind.EMBEDDED, progress_of(settings)
+    has_weights, progress = settings.loads_weights, progress_of(settings)
     path = resolve_model(settings.model, cache_dir=settings.cache_dir, progress=progress, weights=has_weights)
     if folder is not None:
         write_folder(path, folder, progress=progress)

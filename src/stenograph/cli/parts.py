@@ -4,6 +4,11 @@ from stenograph.http.part import Part
 
 PARTS = (
     Part(
+        name="embedded",
+        engine="stenograph.embedded.part:make_embedded",
+        shared_engine="stenograph.embedded.shared_process:SharedEngineProcess",
+    ),
+    Part(
         name="weights",
         routes=(
             "stenograph.weights.routes:WeightRoutes",

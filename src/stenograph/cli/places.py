@@ -8,9 +8,9 @@ from typing import Protocol
 
 from stenograph.core.loaded import entry
 from stenograph.core.types import SessionId
+from stenograph.parts import POSTGRES
 from stenograph.store.base import SessionColumns, StoredSession, StoredSummary
 from stenograph.store.look import looks
-from stenograph.store.settings import POSTGRES
 
 StorePlace = Path | str
 """A folder, or the address of a database."""

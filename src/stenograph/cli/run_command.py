@@ -29,9 +29,9 @@ from stenograph.cli.run_samples import check_samples_file, format_of
 from stenograph.cli.run_server import OwnServer, serve_flags
 from stenograph.cli.run_session import RunSession
 from stenograph.cli.session_calls import CallFailed, OpenSession, ServerCalls
+from stenograph.cli.settings_table import CommandSettings
 from stenograph.cli.whole_file import check_new, check_writable
 from stenograph.core.errors import StartupError
-from stenograph.http.settings import Settings
 
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 """A shell's exit codes for a missing command, and for one that cannot be run."""
@@ -77,7 +77,7 @@ def run(options: dict[str, Any]) -> int:
     )
 
 
-def _store_of(settings: Settings) -> str | None:
+def _store_of(settings: CommandSettings) -> str | None:
     """The place of a server's sessions, without any password in its address; None: its memory."""
     if settings.data_dir is not None:
         return str(settings.data_dir)

@@ -16,9 +16,8 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, cast
 
-from stenograph.cli.settings_table import SETTINGS, load_settings
+from stenograph.cli.settings_table import SETTINGS, CommandSettings, load_settings
 from stenograph.core.errors import StartupError
-from stenograph.http.settings import Settings
 
 STOP_S = 40.0
 """Longest time for a server to stop; then it is killed."""
@@ -32,7 +31,7 @@ LAST_LINES_S = 5.0
 _READY = re.compile(r"stenograph ready at (http://\S+)")
 
 
-def serve_flags(options: dict[str, Any], *, is_started: bool) -> tuple[list[str], Settings]:
+def serve_flags(options: dict[str, Any], *, is_started: bool) -> tuple[list[str], CommandSettings]:
     """The flags of a server started by another command, and the settings from them.
 
     The settings are checked here, and read again by the server. Of a running one only the key is wanted. Raises

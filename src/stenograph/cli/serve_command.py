@@ -17,7 +17,6 @@ from stenograph.cli.logs import logged, logging_to_stderr, progress_of
 from stenograph.cli.parts import PARTS
 from stenograph.cli.settings_table import CommandSettings
 from stenograph.core.loaded import entry
-from stenograph.engine.settings import EngineKind
 from stenograph.http.listen import listen
 from stenograph.model.fetch import resolve_model
 
@@ -32,7 +31,7 @@ def serve(options: dict[str, Any]) -> int:
 def _serve(settings: CommandSettings) -> int:
     if settings.exit_with is not None:
         entry("stenograph.cli.exit_with:stop_with")(settings.exit_with)
-    has_weights, progress = settings.engine is EngineKind.EMBEDDED, progress_of(settings)
+    has_weights, progress = settings.loads_weights, progress_of(settings)
     with listen(settings.host, settings.port) as listener:
         path = resolve_model(settings.model, cache_dir=settings.cache_dir, progress=progress, weights=has_weights)
         log.info("loading the model %s from %s, for the engine %s", settings.model, path, settings.engine)

@@ -1,16 +1,27 @@
-"""The table of all settings: each room's own rows, in the order of docs/settings.md and of `serve --help`."""
+"""The table of all settings, of each room and of each part, in the order of docs/settings.md and of `serve --help`.
+
+Reads them, refuses those in conflict (one of no use to the engine, or one in need of another), and makes them flags.
+"""
 
 # ruff: noqa: RUF009  (`setting` makes dataclass fields)
 
+import argparse
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 
-from stenograph.cli.settings_checks import check_together
-from stenograph.core.settings import Section, Setting, SettingsTable, choice, rows_of, setting
+from stenograph.core.errors import StartupError
+from stenograph.core.kinds import ReplyMode, SaltPolicy
+from stenograph.core.settings import Section, Setting, SettingsTable, Switch, choice, rows_of, setting
+from stenograph.engine.settings import EngineKind, ReplayKind
 from stenograph.http.settings import Settings
 from stenograph.model.settings import default_cache_dir
+from stenograph.parts import ClusterSettings, EmbeddedSettings, ForwardKind, TorchDtype, TraceSettings, WeightSettings
+from stenograph.store.settings import Durability
 
 
 class LogLevel(enum.StrEnum):
@@ -40,8 +51,124 @@ class LogSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommandSettings(Settings, LogSettings):
-    """A command's settings: a server's, and those of its log. Made by `load_settings`, or by hand in tests."""
+class CommandSettings(ClusterSettings, TraceSettings, WeightSettings, EmbeddedSettings, Settings, LogSettings):
+    """A command's settings: a server's, those of its parts and of its log. Made by `load_settings`, or by hand in
+    tests."""
+
+
+MIN_LEASE_S = 0.3
+"""A lease is renewed three times in its time; shorter ones are lost to a busy event loop."""
+
+SALTING = (EngineKind.SGLANG, EngineKind.SGLANG_GENERATE, EngineKind.VLLM)
+"""Engines with a salt for their cache."""
+
+UNSPECIFIED = ("0.0.0.0", "::")
+"""Hosts standing for every address of a machine."""
+
+
+def check_together(settings: CommandSettings) -> None:
+    """Raise StartupError for settings in conflict."""
+    _check_store(settings)
+    _check_support(settings)
+    _check_embedded(settings)
+    is_embedded = settings.engine is EngineKind.EMBEDDED
+    if not is_embedded and not settings.engine_url:
+        raise StartupError(f"--engine {settings.engine} needs the address of its server: give --engine-url")
+    if is_embedded and settings.engine_url:
+        raise StartupError(
+            "--engine-url is set, but --engine is embedded, which has no address: say which engine it is,"
+            " for instance --engine sglang"
+        )
+    if is_embedded and settings.replay in (ReplayKind.INDEXER_TOPK, ReplayKind.ALL):
+        raise StartupError(f"--replay is {settings.replay}, but the embedded engine reports routed_experts alone")
+    if is_embedded and settings.engine_logprobs is not None:
+        raise StartupError("--engine-logprobs is set, but the embedded engine reports all kinds")
+    if is_embedded and settings.reply is not ReplyMode.PASSTHROUGH:
+        raise StartupError(f"--reply is {settings.reply}, but the embedded engine writes no replies: set --engine too")
+    if settings.engine is EngineKind.LLAMACPP and settings.replay is not ReplayKind.NONE:
+        raise StartupError("--replay is set, but llama.cpp does not report its experts")
+    if settings.engine is EngineKind.LLAMACPP and settings.reply is not ReplyMode.PASSTHROUGH:
+        raise StartupError(f"--reply is {settings.reply}, but llama.cpp writes no replies here")
+    if settings.engine is EngineKind.VLLM and settings.replay in (ReplayKind.INDEXER_TOPK, ReplayKind.ALL):
+        raise StartupError(f"--replay is {settings.replay}, but vLLM reports routed_experts alone")
+    if settings.engine is EngineKind.VLLM and settings.reply is not ReplyMode.PASSTHROUGH:
+        raise StartupError(f"--reply is {settings.reply}, but vLLM writes no replies here")
+    if settings.engine is EngineKind.SGLANG_GENERATE and settings.reply is not ReplyMode.PASSTHROUGH:
+        raise StartupError(f"--reply is {settings.reply}, but SGLang's own route writes no replies")
+    if settings.engine is EngineKind.LMDEPLOY and settings.replay in (ReplayKind.INDEXER_TOPK, ReplayKind.ALL):
+        raise StartupError(f"--replay is {settings.replay}, but LMDeploy reports routed_experts alone")
+    if settings.engine is EngineKind.LMDEPLOY and settings.reply is not ReplyMode.PASSTHROUGH:
+        raise StartupError(f"--reply is {settings.reply}, but LMDeploy writes no replies here")
+
+
+def _check_store(settings: CommandSettings) -> None:
+    if settings.store is not None:
+        _check_shared(settings)
+        return
+    if settings.advertise_url is not None or settings.lease_s != ClusterSettings.lease_s:
+        raise StartupError("--advertise-url and --lease are of servers that share a database: give --store, too")
+    if settings.data_dir is None and settings.kept is not Durability.NONE:
+        raise StartupError(f"--durability is {settings.durability}, but sessions are in memory: give --data-dir, too")
+    if settings.data_dir is not None and settings.kept is Durability.NONE:
+        raise StartupError("--data-dir is set, but --durability is none, which keeps nothing: leave one of them out")
+
+
+def _check_shared(settings: CommandSettings) -> None:
+    """Raise StartupError for settings in conflict with a database shared by servers."""
+    if settings.data_dir is not None:
+        raise StartupError("--store and --data-dir are both set, but sessions are kept in one place: leave one out")
+    if settings.durability not in (None, Durability.COMMIT):
+        raise StartupError(
+            f"--durability is {settings.durability}, but a database of --store keeps turns as commit does"
+        )
+    if settings.lease_s < MIN_LEASE_S:
+        raise StartupError(f"--lease is {settings.lease_s:g} s, but must be at least {MIN_LEASE_S:g} s")
+    if settings.advertise_url is None and settings.host in UNSPECIFIED:
+        raise StartupError(
+            f"--host {settings.host} is not an address that other servers can reach: give --advertise-url, for instance"
+            f" http://10.0.0.5:{settings.port}"
+        )
+
+
+def _check_support(settings: CommandSettings) -> None:
+    if settings.support is Switch.ON and settings.engine in (EngineKind.LLAMACPP, EngineKind.LMDEPLOY):
+        raise StartupError(f"--support is on, but {settings.engine} does not report which ids could be sampled")
+
+    if settings.cache_salt is SaltPolicy.PIN and settings.engine not in SALTING:
+        raise StartupError(
+            f"--cache-salt is pin, but {settings.engine} cannot keep a cache of the weights that a session began with"
+        )
+
+
+def _check_embedded(settings: CommandSettings) -> None:
+    """Raise StartupError for settings of the embedded engine if they conflict, or are of no use."""
+    is_embedded = settings.engine is EngineKind.EMBEDDED
+    if is_embedded and (settings.engine_api_key is not None or settings.engine_keys is not None):
+        given = "--engine-keys" if settings.engine_api_key is None else "--engine-api-key"
+        raise StartupError(f"{given} is set, but the embedded engine takes no key: set --engine too")
+    if settings.step_tokens <= settings.max_batch:
+        raise StartupError(
+            f"--step-tokens is {settings.step_tokens}, but must be above --max-batch, {settings.max_batch}: raise it"
+        )
+    if not is_embedded and settings.prefix_reuse is Switch.OFF:
+        raise StartupError(f"--prefix-reuse is off, but --engine is {settings.engine}: only the embedded one has it")
+    if not is_embedded and settings.tokenize_workers:
+        raise StartupError(
+            f"--tokenize-workers is {settings.tokenize_workers}, but --engine is {settings.engine}: only the embedded"
+            " one has them"
+        )
+    if not is_embedded and settings.forward is not ForwardKind.NUMPY:
+        raise StartupError(
+            f"--forward is {settings.forward}, but --engine is {settings.engine}: only the embedded one has it"
+        )
+    if settings.forward is not ForwardKind.TORCH and settings.torch_device != "auto":
+        raise StartupError(
+            f"--torch-device is {settings.torch_device}, but --forward is {settings.forward}: set --forward torch"
+        )
+    if settings.forward is not ForwardKind.TORCH and settings.torch_dtype is not TorchDtype.FLOAT32:
+        raise StartupError(
+            f"--torch-dtype is {settings.torch_dtype}, but --forward is {settings.forward}: set --forward torch"
+        )
 
 
 SETTINGS: tuple[Setting, ...] = rows_of(CommandSettings)
@@ -63,3 +190,45 @@ def given_settings(flags: Mapping[str, object], environ: Mapping[str, str], file
 def kubernetes_variables(environ: Mapping[str, str]) -> list[str]:
     """The variables set by Kubernetes for a Service, not by a person for this server: they are no settings."""
     return _TABLE.kubernetes_variables(environ)
+
+
+# --- as flags
+
+
+def add_flags(parser: argparse.ArgumentParser, names: Collection[str], own_help: Mapping[str, str]) -> None:
+    """Add the flags of settings, in the order of the table, with a help of their own where there is one."""
+    for row in SETTINGS:
+        if row.name in names:
+            _add_flag(parser.add_argument, replace(row, doc=own_help.get(row.name, row.doc)))
+    _add_config(parser)
+
+
+def add_sections(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of all settings, in their groups."""
+    for section, rows in groupby(SETTINGS, key=attrgetter("section")):
+        group = parser.add_argument_group(section)
+        for row in rows:
+            _add_flag(group.add_argument, row)
+    _add_config(parser)
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", type=Path, metavar="FILE.toml", help="settings file; flags win over it")
+
+
+def _add_flag(add_argument: Callable[..., argparse.Action], setting: Setting) -> None:
+    shown = f"{setting.doc} Default: {_default_shown(setting)}."
+    add_argument(
+        setting.flag,
+        dest=setting.name,
+        action="append" if setting.kind.repeatable else "store",
+        metavar="|".join(setting.kind.choices) or (setting.unit or setting.name.split("_")[-1]).upper(),
+        help=shown.replace("%", "%%"),
+    )
+
+
+def _default_shown(setting: Setting) -> str:
+    """The default with its unit; a default in words has none."""
+    if not setting.unit or re.fullmatch(r"[0-9.]+", setting.default) is None:
+        return setting.default
+    return f"{setting.default} {setting.unit.removesuffix('s') if setting.default == '1' else setting.unit}"

@@ -12,12 +12,12 @@ from typing import Any, TextIO
 import uvloop
 
 from stenograph.cli.logs import logged, progress_of
+from stenograph.cli.parts import PARTS
 from stenograph.cli.settings_table import CommandSettings
 from stenograph.core.clock import SystemClock
 from stenograph.core.day import Day
 from stenograph.core.errors import StartupError
 from stenograph.engine.base import EngineState
-from stenograph.engine.settings import EngineKind
 from stenograph.families.load import Loaded, family_made_for, load_renderer
 from stenograph.http.engines import make_engine
 from stenograph.http.loaded_model import template_kwargs_of
@@ -55,7 +55,7 @@ def verify_model(settings: Settings, *, plays: bool, out: TextIO, progress: Prog
     `plays`: also a session with their engine. Raises StartupError: the model cannot be read, or the engine not be
     started or reached.
     """
-    needs_weights = plays and settings.engine is EngineKind.EMBEDDED
+    needs_weights = plays and settings.loads_weights
     path = resolve_model(settings.model, cache_dir=settings.cache_dir, progress=progress, weights=needs_weights)
     files = load_model_files(path)
     template_kwargs_of(settings)
@@ -110,7 +110,7 @@ def _why_not(found: Verification, plain: Proof) -> str:
 async def _played(settings: Settings, files: ModelFiles, path: Path, loaded: Loaded, progress: Progress) -> LiveSession:
     """A session with the engine, started and ended here."""
     clock = SystemClock()
-    engine = make_engine(settings, files, path, BodySlots(settings.body_slots), clock)
+    engine = make_engine(settings, files, path, BodySlots(settings.body_slots), clock, parts=PARTS)
     where = f"at {', '.join(settings.engine_url)}" if settings.engine_url else "in a process of its own"
     try:
         await engine.start()

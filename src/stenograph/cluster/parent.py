@@ -2,8 +2,8 @@
 
 The parent serves nothing and runs no event loop, so that a fork of it is clean: it waits for signals, for the ends of
 its children, and for the workers' messages. It holds everything to outlive a worker: every listening socket, so no
-connection is refused while one is started again, the folder of `--data-dir`, the page of counts, and the embedded
-engine's process. If it dies, the workers drain and end.
+connection is refused while one is started again, the folder of `--data-dir`, the page of counts, and the process of
+an engine shared by all workers. If it dies, the workers drain and end.
 
 Each worker has a socket of its own on the one port (SO_REUSEPORT): the kernel spreads connections evenly. Of one
 inherited socket the first worker awake takes all waiting connections.
@@ -25,7 +25,7 @@ import uuid
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 
@@ -33,24 +33,25 @@ import uvloop
 
 from stenograph.cluster.place import WorkerPlace
 from stenograph.cluster.shared_capacity import CapacityPage
-from stenograph.cluster.shared_engine import SharedEngineProcess
 from stenograph.cluster.shared_store import prepare_database
+from stenograph.cluster.state_file import StateFile
 from stenograph.cluster.worker import Worker
 from stenograph.core.clock import SystemClock
 from stenograph.core.errors import StartupError, StorageLost
 from stenograph.core.loaded import entry
 from stenograph.dialects.settings import DialectKind
-from stenograph.engine.settings import EngineKind
 from stenograph.http.control_routes import LATE
 from stenograph.http.dialects import DIALECTS
-from stenograph.http.engines import load_engine
+from stenograph.http.engines import engine_part, load_engine
 from stenograph.http.listen import listen, url_of
 from stenograph.http.loaded_model import LoadedModel, load_model
 from stenograph.http.part import Part
+from stenograph.http.processes import EngineProcess
 from stenograph.http.rule_files import check_files
 from stenograph.http.server import serve_on
 from stenograph.http.settings import Settings
 from stenograph.model.progress import Progress
+from stenograph.parts import ClusterSettings, settings_of
 from stenograph.store.folder import DataFolder
 
 log = logging.getLogger(__name__)
@@ -76,26 +77,29 @@ def serve_workers(
 
     Raises StartupError if the start fails, or a worker for good, and StorageLost if a worker's store failed.
     """
+    num = settings_of(ClusterSettings, settings).workers
     with ExitStack() as stack:
-        listeners = _listeners(settings, stack)
+        listeners = _listeners(settings, num, stack)
         url = url_of(listeners[0])
         check_files(settings)
         folder = None
         if settings.data_dir is not None:
             folder = DataFolder(settings.data_dir, address=url)
             stack.callback(folder.close)
-        places = _places(settings, stack)
+        places = _places(num, stack)
         asyncio.run(prepare_database(settings))
         loaded = load_model(settings, SystemClock(), progress)
         load_parts(settings, parts)
         engine = None
-        if settings.engine is EngineKind.EMBEDDED:
-            engine = SharedEngineProcess(settings, loaded, places[0].sockets[0].parent)
-            stack.callback(engine.close)
-            engine.start()
-            places = [engine.at(place) for place in places]
+        if (own := engine_part(settings, parts)) is not None:
+            beside = places[0].sockets[0].parent
+            made: EngineProcess = entry(own.shared_engine)(settings, loaded, beside, StateFile(beside).read)
+            stack.callback(made.close)
+            made.start()
+            places = [replace(place, engine=made.socket) for place in places]
+            engine = made
         parent = _Parent(settings, parts, listeners, places, loaded, folder, engine, in_worker=in_worker)
-        about = f"model {settings.model}, engine {settings.engine}, {settings.workers} workers"
+        about = f"model {settings.model}, engine {settings.engine}, {num} workers"
         return parent.run(lambda: announce(f"stenograph ready at {url} ({about})"))
 
 
@@ -103,29 +107,29 @@ def load_parts(settings: Settings, parts: tuple[Part, ...]) -> None:
     """Import the modules for each worker of these settings: their parent does it for all, before it forks."""
     for name in (LATE, *(part.groups for part in parts if part.groups)):
         entry(name)
-    load_engine(settings)
+    load_engine(settings, parts)
     for kind in settings.dialects:
         entry(DIALECTS[DialectKind(kind)])
 
 
-def _listeners(settings: Settings, stack: ExitStack) -> list[socket.socket]:
+def _listeners(settings: Settings, num: int, stack: ExitStack) -> list[socket.socket]:
     """A socket for each worker on the one port. Raises StartupError if anybody else has it."""
     host, port = settings.host, settings.port
     if port:  # a server of this user that shares its port, too, would not be noticed
         listen(host, port).close()
     listeners: list[socket.socket] = []
-    for _ in range(settings.workers):
+    for _ in range(num):
         listener = stack.enter_context(listen(host, port, shares_port=True))
         port = listener.getsockname()[1]
         listeners.append(listener)
     return listeners
 
 
-def _places(settings: Settings, stack: ExitStack) -> list[WorkerPlace]:
+def _places(num: int, stack: ExitStack) -> list[WorkerPlace]:
     folder = Path(tempfile.mkdtemp(prefix="stenograph-"))  # which nobody else may enter
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
-    sockets = tuple(folder / f"worker-{number}.sock" for number in range(settings.workers))
-    page, instance_id = CapacityPage(settings.workers), uuid.uuid4().hex
+    sockets = tuple(folder / f"worker-{number}.sock" for number in range(num))
+    page, instance_id = CapacityPage(num), uuid.uuid4().hex
     places: list[WorkerPlace] = []
     for number, path in enumerate(sockets):
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -191,7 +195,7 @@ class _Parent:
         places: list[WorkerPlace],
         loaded: LoadedModel,
         folder: DataFolder | None,
-        engine: SharedEngineProcess | None,
+        engine: EngineProcess | None,
         *,
         in_worker: InWorker,
     ) -> None:

@@ -13,7 +13,7 @@ from stenograph.store.folder import NUM_FILES
 class WorkerPlace:
     """One of several workers. `sockets` are the addresses of all, in order; `listener` listens at its own.
 
-    `engine` is the socket of the shared embedded engine; None where engines have addresses of their own.
+    `engine` is the socket of the engine's process shared by all; None where engines have addresses of their own.
     """
 
     number: int

@@ -31,6 +31,7 @@ from stenograph.http.mounts import WebGuard
 from stenograph.http.processes import LateParts, Processes, ServedApp
 from stenograph.http.route import Route, Who
 from stenograph.http.settings import Settings
+from stenograph.parts import ClusterSettings, settings_of
 from stenograph.session.keyed_openings import KeyedOpenings
 from stenograph.session.manager import SessionManager
 from stenograph.store.base import SessionStore
@@ -97,12 +98,13 @@ async def shared_store(
     database prepared by its parent: a restarted one waits for an absent database."""
     if place is None:
         await prepare_database(settings)
-    server = settings.advertise_url or address
+    shared = settings_of(ClusterSettings, settings)
+    server = shared.advertise_url or address
     store = await PostgresStore.open(
         PostgresRows(url, timeout_s=_timeout_s(settings)),
         SystemClock(),
         url=str(OwnerName(server=server, worker=None if place is None else place.number)),
-        lease_s=settings.lease_s,
+        lease_s=shared.lease_s,
         seat=place,
     )
     try:
@@ -116,14 +118,15 @@ async def prepare_database(settings: Settings) -> None:
 
     Raises StartupError.
     """
-    if settings.store is not None:
-        timeout_s, num_processes = _timeout_s(settings), settings.workers
-        await check_connections(settings.store, num=NUM_CONNECTIONS * num_processes, timeout_s=timeout_s)
-        await prepare(settings.store, timeout_s=timeout_s)
+    shared = settings_of(ClusterSettings, settings)
+    if shared.store is not None:
+        timeout_s = _timeout_s(settings)
+        await check_connections(shared.store, num=NUM_CONNECTIONS * shared.workers, timeout_s=timeout_s)
+        await prepare(shared.store, timeout_s=timeout_s)
 
 
 def _timeout_s(settings: Settings) -> float:
-    return max(settings.lease_s, MIN_TIMEOUT_S)
+    return max(settings_of(ClusterSettings, settings).lease_s, MIN_TIMEOUT_S)
 
 
 class Cluster(Processes):
@@ -137,6 +140,8 @@ class Cluster(Processes):
         """`patience_s`: the longest wait of a request for an absent worker."""
         super().__init__(None if place is None else place.instance_id)
         self._settings = settings
+        self.shared = settings_of(ClusterSettings, settings)
+        """Those of its settings that are of several servers."""
         self._place = place
         self.late: Callable[[], LateParts] | None = None
         self._patience_s = patience_s
@@ -153,8 +158,8 @@ class Cluster(Processes):
         on_failed: Callable[[StorageUnavailable], None],
     ) -> AsyncGenerator[SessionStore | None]:
         """The store in the shared database, or in the folder."""
-        if settings.store is not None:
-            async with shared_store(settings, settings.store, address, self._place) as shared:
+        if self.shared.store is not None:
+            async with shared_store(settings, self.shared.store, address, self._place) as shared:
                 yield shared
             return
         async with super().opened_store(settings, folder, address=address, on_failed=on_failed) as store:

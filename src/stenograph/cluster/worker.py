@@ -94,7 +94,7 @@ class Worker(Cluster):
     def opened_elsewhere(self, *, has_store: bool) -> OpenedElsewhere | None:
         """Finds sessions opened with a key by other workers. Without a store the key's own worker has them all; in a
         shared database each worker finds them."""
-        has_files = has_store and self._settings.store is None
+        has_files = has_store and self.shared.store is None
         return opened_elsewhere(self._peers, own=self.place.number) if has_files else None
 
     @property

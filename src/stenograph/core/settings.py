@@ -213,16 +213,17 @@ def setting(
     doc: str,
     *,
     section: Section | None = None,
+    after: str = "",
     unit: str = "",
     shown: str = "",
     secret: bool = False,
 ) -> _T:
     """A field of a room's settings, with its row of the table. `shown` is the default in words.
 
-    `section` begins a section; the fields after it are in it too.
+    `section` begins a section; the fields after it are in it too. `after` names the setting before it in the table.
     """
     shown = shown or str(default)
-    metadata = {"kind": kind, "doc": doc, "unit": unit, "shown": shown, "env": "", "section": section}
+    metadata = {"kind": kind, "doc": doc, "unit": unit, "shown": shown, "env": "", "section": section, "after": after}
     return field(default=default, metadata=metadata, repr=not secret)
 
 
@@ -248,7 +249,9 @@ def rows_of(settings: type[object]) -> tuple[Setting, ...]:
     for declared in dataclasses.fields(settings):  # type: ignore[arg-type]
         section = declared.metadata["section"] or section
         assert section is not None, f"{declared.name} is in no section"
-        rows.append(_row(declared, section))
+        before = declared.metadata.get("after")
+        at = next((at for at, row in enumerate(rows, 1) if row.name == before), len(rows))
+        rows.insert(at, _row(declared, section))
     return tuple(sorted(rows, key=lambda row: list(Section).index(row.section)))
 
 

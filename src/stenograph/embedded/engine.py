@@ -15,9 +15,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import os
 import signal
-import sys
 from array import array
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import replace
@@ -259,15 +257,13 @@ class EmbeddedEngine(Engine):
         self._refusal = None
         if self._shared is not None:
             return await self._run_shared(self._shared, started)
-        environment = {
-            **os.environ,
-            **dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), str(self._options.threads)),
-        }
         process = self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "stenograph.embedded.child", str(self._model), self._options.to_json(),
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=environment,
+            *self._options.command(self._model),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=self._options.environment(),
             start_new_session=True,  # Ctrl-C in a terminal is for the server, which drains first
-        )  # fmt: skip
+        )
         assert process.stdout is not None
         self._commands = process.stdin
         try:

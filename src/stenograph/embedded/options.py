@@ -1,11 +1,14 @@
 """The options of the embedded engine's process, passed by the server as one line of JSON."""
 
+import os
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
-from stenograph.embedded.settings import ForwardKind, TorchDtype
 from stenograph.model.settings import EncoderKind
+from stenograph.parts import ForwardKind, TorchDtype
 
 FIRST_VERSION = "0"
 """Name of the engine's first weights, unless it is given another."""
@@ -34,6 +37,14 @@ class EmbeddedOptions:
     reports_routes: bool = False
     weight_version: str = FIRST_VERSION
     weights: str | None = None
+
+    def command(self, model: Path) -> tuple[str, ...]:
+        """The command line of the process for a model."""
+        return (sys.executable, "-m", "stenograph.embedded.child", str(model), self.to_json())
+
+    def environment(self) -> dict[str, str]:
+        """The environment of the process: this one's, and its number of threads."""
+        return {**os.environ, **dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), str(self.threads))}
 
     def to_json(self) -> str:
         """One line."""

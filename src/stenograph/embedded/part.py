@@ -1,4 +1,4 @@
-"""Makes the embedded engine of the settings."""
+"""The part: makes the embedded engine of the settings."""
 
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from stenograph.engine.settings import ReplayKind
 from stenograph.http.settings import Settings
 from stenograph.model.settings import EncoderKind
 from stenograph.model.tokenizer import Tokenizer
+from stenograph.parts import EmbeddedSettings, settings_of
 
 
 def make_embedded(settings: Settings, path: Path, tokenizer: Tokenizer | None, shared: Path | None) -> EmbeddedEngine:
@@ -18,17 +19,18 @@ def make_embedded(settings: Settings, path: Path, tokenizer: Tokenizer | None, s
 
 def embedded_options(settings: Settings, tokenizer: Tokenizer | None) -> EmbeddedOptions:
     """The options of the embedded engine's process. `tokenizer` is the server's, where it is made."""
+    own = settings_of(EmbeddedSettings, settings)
     return EmbeddedOptions(
-        threads=settings.engine_threads,
-        max_batch=settings.max_batch,
-        kv_tokens=settings.kv_tokens,
-        step_tokens=settings.step_tokens,
-        reuses_prefixes=settings.prefix_reuse is Switch.ON,
-        forward=settings.forward,
-        torch_device=settings.torch_device,
-        torch_dtype=settings.torch_dtype,
-        tokenize_workers=settings.tokenize_workers,
-        encoder=tokenizer.encoder if tokenizer and settings.tokenize_workers else EncoderKind.REFERENCE,
+        threads=own.engine_threads,
+        max_batch=own.max_batch,
+        kv_tokens=own.kv_tokens,
+        step_tokens=own.step_tokens,
+        reuses_prefixes=own.prefix_reuse is Switch.ON,
+        forward=own.forward,
+        torch_device=own.torch_device,
+        torch_dtype=own.torch_dtype,
+        tokenize_workers=own.tokenize_workers,
+        encoder=tokenizer.encoder if tokenizer and own.tokenize_workers else EncoderKind.REFERENCE,
         num_ids=tokenizer.vocab_size if tokenizer else 0,
         reports_routes=settings.replay is ReplayKind.ROUTED_EXPERTS,
         weight_version=settings.weight_version or FIRST_VERSION,

@@ -104,12 +104,11 @@ class EngineSettings:
         " compares versions.",
         shown="0 with the embedded engine, none with others",
     )
-    weights_dir: Path | None = setting(
-        None,
-        folder(),
-        "Folder that new weights may be loaded from while the server runs (`POST /update_weights_from_disk`).",
-        shown="none: no weights are loaded from disk",
-    )
     replay: ReplayKind = setting(
         ReplayKind.NONE, choice(ReplayKind), "Training-only payloads that the engine is asked for with each reply."
     )
+
+    @property
+    def loads_weights(self) -> bool:
+        """Whether the server computes the model itself, and needs its weights."""
+        return self.engine is EngineKind.EMBEDDED

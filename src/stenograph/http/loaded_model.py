@@ -11,7 +11,6 @@ from stenograph.core.day import Day
 from stenograph.core.errors import InvalidRequest, StartupError
 from stenograph.core.settings import Switch
 from stenograph.dialects.common.template_input import check_template_kwargs
-from stenograph.engine.settings import EngineKind
 from stenograph.families.load import check_renderer, load_renderer
 from stenograph.http.settings import Settings
 from stenograph.model.fetch import resolve_model
@@ -34,7 +33,7 @@ class LoadedModel:
 
 def load_model(settings: Settings, clock: Clock, progress: Progress) -> LoadedModel:
     """Fetch and load the model. Raises StartupError. Takes seconds, and blocks."""
-    has_weights = settings.engine is EngineKind.EMBEDDED
+    has_weights = settings.loads_weights
     path = resolve_model(settings.model, cache_dir=settings.cache_dir, progress=progress, weights=has_weights)
     files = load_model_files(path)
     return LoadedModel(path=path, files=files, renderer=renderer_of(settings, files, clock))

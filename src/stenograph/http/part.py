@@ -32,6 +32,12 @@ class Part:
     """`(Core) -> RouteTracing`"""
     processes: str = ""
     """`(Settings) -> Processes`"""
+    engine: str = ""
+    """`(Settings, Path, Tokenizer | None, Path | None) -> Engine`: makes the engine of the part's name, of the model at
+    a path; arguments are those of `make_engine`."""
+    shared_engine: str = ""
+    """`(Settings, LoadedModel, Path, Callable[[], SyncState | None]) -> EngineProcess`: makes the one process of that
+    engine for several of a server, in a folder; the last argument reads what was last said of the weights."""
 
     def is_wanted(self, settings: Settings) -> bool:
         """Whether the settings ask for it from the start."""

@@ -119,13 +119,42 @@ class LateParts(Protocol):
         ...
 
 
+class EngineProcess(Protocol):
+    """The process of an engine shared by all workers of a server. Their parent owns it: see `Part.shared_engine`."""
+
+    socket: Path
+    """Its address for the workers."""
+    due: float | None
+    """The time to start it again; None while it runs."""
+
+    def start(self) -> None:
+        """Start it, and wait until its model is loaded. Raises StartupError."""
+        ...
+
+    def start_if_due(self) -> None:
+        """Start it again once its pause is over."""
+        ...
+
+    def take_end(self) -> None:
+        """Note its end, if it has ended."""
+        ...
+
+    def let_go(self) -> None:
+        """In a worker: close the parent's files, above all its input: its end ends the process."""
+        ...
+
+    def close(self) -> None:
+        """End it: by closing its input, and after a while by force."""
+        ...
+
+
 class Processes:
     """A server of one process. The part for one server of several has a class of the same methods."""
 
     digits: str | None = None
     """The beginning of its new sessions' ids; None: any."""
     engine: Path | None = None
-    """The socket of the shared embedded engine."""
+    """The socket of the engine's process that all share."""
     number = 0
     files_before: Sequence[int] = ()
     """The numbers of all files possibly held by processes before it."""

@@ -254,6 +254,7 @@ async def _serve_model(
         clock,
         renderer.tokenizer,
         shared=processes.engine,
+        parts=parts,
     )
     pool = CpuPool(settings.cpu_workers)
     try:

@@ -1,10 +1,9 @@
-"""The settings of the HTTP server, and `Settings`: all settings of a server."""
+"""The settings of the HTTP server, and `Settings`: all settings of the core."""
 
 from dataclasses import dataclass
 
-from stenograph.core.settings import Section, matching, seconds, setting, text, texts, whole_number
+from stenograph.core.settings import Section, seconds, setting, text, texts, whole_number
 from stenograph.dialects.settings import DialectSettings
-from stenograph.embedded.settings import EmbeddedSettings
 from stenograph.engine.settings import EngineSettings
 from stenograph.model.settings import ModelSettings
 from stenograph.offload.settings import OffloadSettings
@@ -34,11 +33,6 @@ class HttpSettings:
 
     host: str = setting("127.0.0.1", text(), "Address to listen on.", section=Section.SERVER)
     port: int = setting(8080, whole_number(0, 65535), "Port to listen on; 0 takes any free one.")
-    workers: int = setting(
-        1,
-        whole_number(1, 64),
-        "Processes that serve on the one port. Each has sessions of its own, and passes on others' requests.",
-    )
     exit_with: int | None = setting(
         None,
         whole_number(1, 2**31 - 1),
@@ -98,14 +92,6 @@ class HttpSettings:
         "A site whose web pages may use this server; repeatable. Pages of other sites are refused.",
         shown="none",
     )
-    otlp_endpoint: str | None = setting(
-        None,
-        matching(r"https?://[^\s/?#@,]+(/[^\s?#,]*)?", "an http or https URL, without a query"),
-        "Address of an OpenTelemetry collector, to which traces of requests are sent by OTLP over HTTP. It needs the"
-        " extra `otel`.",
-        shown="none: no traces",
-        section=Section.TRACES,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,9 +101,8 @@ class Settings(
     DialectSettings,
     StoreSettings,
     EngineSettings,
-    EmbeddedSettings,
     RenderSettings,
     OffloadSettings,
     ModelSettings,
 ):
-    """All settings that a server starts with, each room's side by side. Never changed."""
+    """All settings of the core, each room's side by side. Never changed."""

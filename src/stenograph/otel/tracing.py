@@ -23,6 +23,7 @@ from stenograph.http.turn_route import RequestPath, TurnRoute, client_name
 from stenograph.http.wire import headers_of
 from stenograph.otel.request import RequestFacts, SpanSink, TracedRequest
 from stenograph.otel.spans import EngineName
+from stenograph.parts import TraceSettings, settings_of
 
 
 class SpanExport(SpanSink, Protocol):
@@ -108,7 +109,7 @@ class TracedRoute:
 
 def opened_tracing(core: Core) -> Tracing:
     """The traces of requests to a server's engine, sent to the collector of `--otlp-endpoint`."""
-    endpoint = core.settings.otlp_endpoint
+    endpoint = settings_of(TraceSettings, core.settings).otlp_endpoint
     assert endpoint is not None
     return traced(endpoint, core.services.engine, core.services.clock, core.metrics)
 

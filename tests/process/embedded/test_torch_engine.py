@@ -12,7 +12,7 @@ from stenograph.conformance.laws import LAST_LAWS, LAWS
 from stenograph.core.errors import StartupError
 from stenograph.embedded.engine import EmbeddedEngine
 from stenograph.embedded.options import EmbeddedOptions
-from stenograph.embedded.settings import ForwardKind
+from stenograph.parts import ForwardKind
 
 from .test_conformance import NOT_OFFERED, embedded
 

@@ -11,7 +11,7 @@ from standins.tiny.llama import LAYERS
 from stenograph.core.errors import StartupError
 from stenograph.embedded.forward.choice import load_forward
 from stenograph.embedded.forward.numpy_forward import NumpyForward
-from stenograph.embedded.settings import ForwardKind, TorchDtype
+from stenograph.parts import ForwardKind, TorchDtype
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 

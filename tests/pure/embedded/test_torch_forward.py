@@ -19,9 +19,9 @@ from stenograph.embedded.forward.numpy_forward import NumpyForward
 from stenograph.embedded.forward.torch_forward import TorchForward
 from stenograph.embedded.forward.weights import load_weights
 from stenograph.embedded.sampler import log_softmax
-from stenograph.embedded.settings import ForwardKind, TorchDtype
 from stenograph.model.files import load_model_files
 from stenograph.model.tokenizer import Tokenizer
+from stenograph.parts import ForwardKind, TorchDtype
 
 torch = pytest.importorskip("torch", reason="torch is an extra; scripts/test-torch runs these")
 

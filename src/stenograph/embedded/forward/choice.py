@@ -7,7 +7,7 @@ from stenograph.embedded.forward.base import Forward
 from stenograph.embedded.forward.numpy_forward import NumpyForward
 from stenograph.embedded.forward.torch_forward import TorchForward, import_torch
 from stenograph.embedded.forward.weights import LlamaConfig, LlamaWeights, load_weights
-from stenograph.embedded.settings import ForwardKind, TorchDtype
+from stenograph.parts import ForwardKind, TorchDtype
 
 
 def load_forward(path: Path, *, kind: ForwardKind, device: str, dtype: TorchDtype, num_kv_tokens: int) -> Forward:

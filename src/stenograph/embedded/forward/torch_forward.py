@@ -24,7 +24,7 @@ from stenograph.embedded.forward.base import (
 )
 from stenograph.embedded.forward.weight_memory import WeightMemory
 from stenograph.embedded.forward.weights import F32Array, LayerWeights, LlamaConfig, LlamaWeights
-from stenograph.embedded.settings import TorchDtype
+from stenograph.parts import TorchDtype
 
 Tensor: TypeAlias = Any
 """torch.Tensor; types are checked where there is no torch."""

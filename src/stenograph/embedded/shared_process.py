@@ -7,57 +7,49 @@ weights it had last.
 import contextlib
 import dataclasses
 import logging
-import os
-import socket
 import subprocess
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from socket import AF_UNIX, socket
 
-from stenograph.cluster.place import WorkerPlace
-from stenograph.cluster.state_file import StateFile
 from stenograph.core.errors import StartupError
+from stenograph.embedded.engine import FIRST_PAUSE_S, LONGEST_PAUSE_S, STOP_GRACE_S
 from stenograph.embedded.part import embedded_options
 from stenograph.embedded.wire import EVENTS, LoadFailed, read_frame
 from stenograph.http.loaded_model import LoadedModel
+from stenograph.http.processes import EngineProcess
 from stenograph.http.settings import Settings
+from stenograph.session.weights import SyncState
 
 log = logging.getLogger(__name__)
 
-FIRST_PAUSE_S = 0.25
-LONGEST_PAUSE_S = 30.0
 LONG_LIFE_S = 10.0
 """After a life of so many seconds the next death is a new one."""
-STOP_GRACE_S = 5.0
 
 
-class SharedEngineProcess:
-    """The one process, and its socket in `folder`."""
+class SharedEngineProcess(EngineProcess):
+    """The one process, and its socket in `folder`. `last_state` is the last of the weights; None: none were taken."""
 
-    def __init__(self, settings: Settings, loaded: LoadedModel, folder: Path) -> None:
-        self._path = folder / "engine.sock"
-        self._state = StateFile(folder)
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(self._path))
+    def __init__(
+        self, settings: Settings, loaded: LoadedModel, folder: Path, last_state: Callable[[], SyncState | None]
+    ) -> None:
+        self.socket = folder / "engine.sock"
+        self._last_state = last_state
+        self._listener = socket(AF_UNIX)
+        self._listener.bind(str(self.socket))
         self._listener.listen(128)
-        self._threads = settings.engine_threads
         self._model = loaded.path
         self._options = embedded_options(settings, loaded.renderer.tokenizer)
         self._process: subprocess.Popen[bytes] | None = None
         self._began = 0.0
         self._pause_s = FIRST_PAUSE_S
         self.due: float | None = None
-        """The time to start it again; None while it runs."""
 
     def __repr__(self) -> str:
-        return f"<SharedEngineProcess at {self._path}>"
-
-    def at(self, place: WorkerPlace) -> WorkerPlace:
-        """The place of a worker using it."""
-        return dataclasses.replace(place, engine=self._path)
+        return f"<SharedEngineProcess at {self.socket}>"
 
     def start(self) -> None:
-        """Start it, and wait until its model is loaded. Raises StartupError."""
         self._spawn()
         process = self._process
         assert process is not None
@@ -70,13 +62,11 @@ class SharedEngineProcess:
             raise StartupError(event.message)
 
     def start_if_due(self) -> None:
-        """Start it again once its pause is over."""
         if self.due is not None and self.due <= time.monotonic():
             self.due = None
             self._spawn()
 
     def take_end(self) -> None:
-        """Note its end, if it has ended."""
         process = self._process
         if process is None or process.poll() is None:
             return
@@ -91,13 +81,11 @@ class SharedEngineProcess:
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
     def let_go(self) -> None:
-        """In a worker: close the parent's files, above all the input: its end ends the process."""
         if self._process is not None:
             self._close_pipes(self._process)
         self._listener.close()
 
     def close(self) -> None:
-        """End it: by closing its input, and after a while by force."""
         process, self._process = self._process, None
         if process is not None:
             self._close_pipes(process)
@@ -109,18 +97,16 @@ class SharedEngineProcess:
         self._listener.close()
 
     def _spawn(self) -> None:
-        threads = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), str(self._threads))
         number = self._listener.fileno()
-        state, options = self._state.read(), self._options
+        state, options = self._last_state(), self._options
         if state is not None and state.num_taken:
             weights, version = state.path or options.weights, state.version or options.weight_version
             options = dataclasses.replace(options, weights=weights, weight_version=version)
-        command = (sys.executable, "-m", "stenograph.embedded.child")
         self._process = subprocess.Popen(
-            [*command, str(self._model), options.to_json(), str(number)],
+            [*options.command(self._model), str(number)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **threads},
+            env=options.environment(),
             pass_fds=(number,),
             start_new_session=True,  # Ctrl-C in a terminal is for the server, which drains first
         )

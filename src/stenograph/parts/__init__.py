@@ -1,0 +1,142 @@
+"""The settings that each part declares: every command line reads them, and loads nothing else of a part.
+
+`cli/parts.py` has the parts' entries.
+"""
+
+# ruff: noqa: RUF009  (`setting` makes dataclass fields)
+
+import enum
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from stenograph.core.settings import Section, Switch, choice, folder, matching, seconds, setting, whole_number
+
+POSTGRES = r"postgres(ql)?://[^\s]+"
+"""An address of a database to keep sessions in."""
+
+_T = TypeVar("_T")
+
+
+def settings_of(part: type[_T], settings: object) -> _T:
+    """A part's own among the settings of a server; their defaults where it was made without them."""
+    return settings if isinstance(settings, part) else part()
+
+
+class ForwardKind(enum.StrEnum):
+    """Libraries for the embedded engine's forward pass."""
+
+    NUMPY = "numpy"
+    TORCH = "torch"
+
+
+class TorchDtype(enum.StrEnum):
+    """Data types of torch's weights, keys and values."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+TORCH_DEVICE = matching(r"auto|cpu|cuda(:[0-9]{1,3})?", "one of auto, cpu, cuda, cuda:0, cuda:1 and so on")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddedSettings:
+    """Settings of the embedded engine."""
+
+    engine_threads: int = setting(
+        1, whole_number(1, 1024), "BLAS threads of the embedded engine.", unit="threads", section=Section.EMBEDDED
+    )
+    max_batch: int = setting(
+        16, whole_number(1, 4096), "Sequences that the embedded engine steps at once.", unit="sequences"
+    )
+    kv_tokens: int = setting(65536, whole_number(16), "Capacity of the embedded engine's KV cache.", unit="tokens")
+    step_tokens: int = setting(
+        256,
+        whole_number(2, 1_048_576),
+        "Most tokens that the embedded engine computes in a step, more than `--max-batch`. Limits a prompt's chunk, "
+        "and the wait of sequences that decode.",
+        unit="tokens",
+    )
+    prefix_reuse: Switch = setting(Switch.ON, choice(Switch), "Reuse the KV of earlier turns in the embedded engine.")
+    forward: ForwardKind = setting(
+        ForwardKind.NUMPY,
+        choice(ForwardKind),
+        "Library for the embedded engine's forward pass; torch needs `pip install torch`.",
+    )
+    torch_device: str = setting(
+        "auto", TORCH_DEVICE, "Device for `--forward torch`; auto is the first GPU, else the CPU."
+    )
+    torch_dtype: TorchDtype = setting(
+        TorchDtype.FLOAT32, choice(TorchDtype), "Type of weights, keys and values with `--forward torch`."
+    )
+    tokenize_workers: int = setting(
+        0,
+        whole_number(0, 64),
+        "Threads of the embedded engine's process that tokenize completions and chats without a session; 0: the "
+        "server does.",
+        unit="threads",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightSettings:
+    """Settings of new weights."""
+
+    weights_dir: Path | None = setting(
+        None,
+        folder(),
+        "Folder that new weights may be loaded from while the server runs (`POST /update_weights_from_disk`).",
+        shown="none: no weights are loaded from disk",
+        section=Section.ENGINE,
+        after="weight_version",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceSettings:
+    """Settings of traces."""
+
+    otlp_endpoint: str | None = setting(
+        None,
+        matching(r"https?://[^\s/?#@,]+(/[^\s?#,]*)?", "an http or https URL, without a query"),
+        "Address of an OpenTelemetry collector, to which traces of requests are sent by OTLP over HTTP. It needs the"
+        " extra `otel`.",
+        shown="none: no traces",
+        section=Section.TRACES,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterSettings:
+    """Settings of one server of several processes, and of servers that share a database."""
+
+    workers: int = setting(
+        1,
+        whole_number(1, 64),
+        "Processes that serve on the one port. Each has sessions of its own, and passes on others' requests.",
+        section=Section.SERVER,
+        after="port",
+    )
+    store: str | None = setting(
+        None,
+        matching(POSTGRES, "an address like postgresql://user@host/database"),
+        "PostgreSQL database in which sessions are kept, shared by all servers that have the same one; in place of"
+        " `--data-dir`.",
+        shown="none",
+        section=Section.STORE,
+        secret=True,
+    )
+    advertise_url: str | None = setting(
+        None,
+        matching(r"https?://[^\s/?#@]+", "an address like http://10.0.0.5:8080, without a path"),
+        "With `--store`: the address under which the other servers reach this one.",
+        shown="that of --host and --port",
+    )
+    lease_s: float = setting(
+        5.0,
+        seconds(3600),
+        "With `--store`: the time after which the sessions of a server that is dead, or cut off, are taken over. Each"
+        " of several workers has a lease.",
+        unit="seconds",
+    )
