@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
@@ -12,9 +13,12 @@ import aiohttp
 import numpy as np
 import pytest
 
+from standins.shared_rows import MemoryRows, SharedTables
 from standins.tiny.llama import LAYERS, write_tiny_folder
 from standins.tiny.mixture import TOP_K, write_mixture_folder
 from stenograph.client.samples import DecodedSample, DecodedSamples, ReplayRows, decoded
+from stenograph.cluster.postgres.store import PostgresStore
+from stenograph.core.clock import SystemClock
 from stenograph.core.errors import StartupError
 from stenograph.embedded.engine import EmbeddedEngine
 from stenograph.embedded.forward.base import LogitsFor, RowSpan, Segment
@@ -24,9 +28,6 @@ from stenograph.embedded.forward.weights import load_weights
 from stenograph.embedded.options import EmbeddedOptions
 from stenograph.http.loaded_model import make_renderer
 from stenograph.model.files import load_model_files
-from stenograph.store.database import FileConnection
-from stenograph.store.folder import DataFolder
-from stenograph.store.sqlite import SqliteStore
 from stenograph.trainers.rows import NO_VERSION, route_versions
 
 from .conftest import running
@@ -130,6 +131,7 @@ class Stretch:
     """A session of a line, one of a tree, and one that loads the engine beside them, over servers and engines."""
 
     folders: list[Path]
+    tables: SharedTables = field(default_factory=lambda: SharedTables(time.monotonic))
     sessions: dict[str, str] = field(default_factory=dict[str, str])
     messages: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
     version: int = 0
@@ -137,9 +139,10 @@ class Stretch:
     made: dict[str, DecodedSamples] = field(default_factory=dict[str, DecodedSamples])
     cut: Sequence[DecodedSample] = ()
 
-    async def turns(self, numbers: range, engine: EmbeddedEngine, data: DataFolder) -> None:
-        """A server of its own takes these turns, on the sessions that one before it left."""
-        store = await SqliteStore.open(data, connect=FileConnection)
+    async def turns(self, numbers: range, engine: EmbeddedEngine) -> None:
+        """A server of its own takes these turns; the sessions go to it from the one that has left their database."""
+        name = f"http://server-{numbers.start}"
+        store = await PostgresStore.open(MemoryRows(self.tables), SystemClock(), url=name, lease_s=30.0)
         renderer, folder = make_renderer(load_model_files(self.folders[0]), "auto"), self.folders[0].parent
         async with (
             running(engine, renderer, moe_shape=(LAYERS, TOP_K), store=store, weights_dir=folder) as (url, manager),
@@ -183,16 +186,15 @@ async def test_fifty_turns_over_twenty_swaps_are_scored_again_under_their_routes
     """Under load, beside a tree of forks, with a cache too small for all; the sessions go to another server of the same
     engine, and over a restart of both."""
     stretch = Stretch([wide(tmp_path / f"model {seed}", seed) for seed in range(4)])
-    folders, data = stretch.folders, DataFolder(tmp_path / "data", address="")
+    folders = stretch.folders
     options = EmbeddedOptions(max_batch=8, kv_tokens=KV_TOKENS, reports_routes=True)
     for servers in ((range(15), range(15, 30)), (range(30, NUM_TURNS),)):
         version = stretch.version
         engine = EmbeddedEngine(folders[version % 4], replace(options, weight_version=str(version)))
         await engine.start()
         for numbers in servers:
-            await stretch.turns(numbers, engine, data)
+            await stretch.turns(numbers, engine)
         await engine.aclose()
-    data.close()
     assert stretch.version == NUM_SWAPS
     assert stretch.num_evicted, "the cache held all"
     (sample,) = stretch.made["line"]
