@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from standins.faults import Answer, Fault, FaultyConnection, HttpRequest, send, send_events
-from stenograph.core.errors import UpstreamInvalid, UpstreamRefused, UpstreamUnreachable
+from stenograph.core.errors import ContextLengthExceeded, UpstreamInvalid, UpstreamRefused, UpstreamUnreachable
 from stenograph.core.types import Chunk, Finish, FinishReason, Prompt, RequestId, SamplingParams, token_ids
 from stenograph.engine.base import EngineState, GenerateRequest
 from stenograph.engine.http.adapter import AdapterOptions
@@ -163,15 +163,32 @@ async def test_a_server_that_breaks_off_at_once_is_unreachable(fault: Fault) -> 
             await gather(engine, [])
 
 
-@pytest.mark.parametrize("name", ["err_too_long", "err_malformed_type"])
-async def test_a_recorded_refusal_goes_to_the_client_byte_for_byte(name: str) -> None:
-    told = recording(name)["response"]
+async def test_a_recorded_refusal_goes_to_the_client_byte_for_byte() -> None:
+    told = recording("err_malformed_type")["response"]
     body = json.dumps(told["body"], separators=(",", ":")).encode()
     async with Recorded(Answer(status=told["status"], body=body)).serving() as engine:
         with pytest.raises(UpstreamRefused) as caught:
             await gather(engine, [])
         assert engine.health().state is EngineState.READY
     assert (caught.value.engine_status, caught.value.body) == (400, body)
+
+
+OLDER = "the request exceeds the available context size. try increasing the context size or enable context shift"
+
+
+@pytest.mark.parametrize("message", [None, OLDER])
+async def test_a_recorded_refusal_of_a_long_prompt_has_the_code_that_agents_compact_by(message: str | None) -> None:
+    error = recording("err_too_long")["response"]["body"]["error"]
+    if message is not None:
+        error = {"code": 400, "message": message, "type": "invalid_request_error"}
+    body = json.dumps({"error": error}).encode()
+    async with Recorded(Answer(status=400, body=body)).serving() as engine:
+        with pytest.raises(ContextLengthExceeded) as caught:
+            await gather(engine, [])
+        assert engine.health().state is EngineState.READY
+    num_prompt = asked().prompt.num_tokens
+    told = (caught.value.num_prompt_tokens, caught.value.max_context_tokens)
+    assert told == ((3000, 1024) if message is None else (num_prompt, num_prompt))
 
 
 async def test_a_recorded_reply_that_is_no_stream_is_refused() -> None:

@@ -18,7 +18,6 @@ from standins.sglang_server import SGLangServer
 from stenograph.core.errors import (
     ContextLengthExceeded,
     EngineUnavailable,
-    InvalidRequest,
     StenographError,
     UpstreamInvalid,
     UpstreamRefused,
@@ -519,6 +518,30 @@ async def test_a_request_too_long_for_sglang_is_told_so_whole_or_streamed(of: An
         await engine.aclose()
 
 
+@pytest.mark.parametrize("fields", [GENERATE_FIELDS, None], ids=["/generate", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    ("message", "limit"),
+    [
+        ("Input length (5000) must be smaller than the model context length (4096).", 4096),
+        ("The request exceeds the model context length.", None),
+    ],
+)
+async def test_a_request_too_long_for_lmdeploy_is_told_so_whole_or_streamed(
+    fields: Any, message: str, limit: int | None
+) -> None:
+    told = {"message": message, "type": "invalid_request_error", "code": 400, "param": None}
+    async with LMDeployServer(generate_fields=fields) as server:
+        engine = await connected(server, lmdeploy())
+        refused = says(status=400, body=json.dumps({**told, "object": "error"}).encode())
+        server.plan(refused, refused, says(status=400, body=json.dumps({"error": told}).encode(), error_event=True))
+        for rid, streams in (("a", False), ("b", True), ("c", True)):
+            asked = request(rid, streams=streams)
+            error = (await failed(engine, asked))[1]
+            assert isinstance(error, ContextLengthExceeded)
+            assert error.max_context_tokens == (limit or asked.prompt.num_tokens)
+        await engine.aclose()
+
+
 def test_sglang_s_chats_are_not_streamed_and_all_else_may_be() -> None:
     adapter = SGLangChat(AdapterOptions(model="m", vocab_size=VOCAB))
     assert (adapter.capabilities.parses, adapter.capabilities.streams) == (True, False)
@@ -633,5 +656,5 @@ async def test_a_prompt_that_leaves_no_room_in_lmdeploy_is_the_request_s_fault(g
     async with LMDeployServer(generate_fields=generate_fields) as server:
         engine = await connected(server, lmdeploy())
         server.plan(says(ids=(), finish="length"))
-        assert isinstance((await failed(engine, request()))[1], InvalidRequest)
+        assert isinstance((await failed(engine, request()))[1], ContextLengthExceeded)
         await engine.aclose()

@@ -16,7 +16,7 @@ from standins.llamacpp_server import LlamaCppServer
 from standins.tiny.llama import CONTEXT, VOCAB
 from standins.tiny.model import TinyModel
 from standins.tiny.tokenizer import tiny_tokenizer_json
-from stenograph.core.errors import InvalidRequest, UpstreamInvalid, UpstreamRefused
+from stenograph.core.errors import ContextLengthExceeded, InvalidRequest, UpstreamInvalid, UpstreamRefused
 from stenograph.core.sse import EventReader
 from stenograph.core.types import (
     Finish,
@@ -90,16 +90,14 @@ async def test_another_model_s_server_is_down_and_says_why(tiny_server: LlamaCpp
         assert "vocabulary of 320, that of smollm2 is 49152" in engine.health().detail
 
 
-async def test_a_prompt_that_fills_the_context_is_refused_in_llama_cpp_s_own_words(
+async def test_a_prompt_that_fills_the_context_is_refused_as_too_long(
     tiny_server: LlamaCppServer, connect: Connect
 ) -> None:
     async with connect(tiny_server.url) as engine:
         for num in (CONTEXT, CONTEXT + 50):
-            with pytest.raises(UpstreamRefused) as caught:
+            with pytest.raises(ContextLengthExceeded) as caught:
                 await turn_of(engine, asked(ids=[50] * num, max_tokens=1))
-            assert caught.value.engine_status == 400
-            error = json.loads(caught.value.body)["error"]
-            assert (error["type"], error["n_prompt_tokens"]) == ("exceed_context_size_error", num)
+            assert (caught.value.num_prompt_tokens, caught.value.max_context_tokens) == (num, CONTEXT)
         turn = await turn_of(engine, asked(ids=[50] * (CONTEXT - 3), max_tokens=3))
         assert (len(turn.ids), turn.finish) == (3, Finish(reason=FinishReason.LENGTH))
         turn = await turn_of(engine, asked(ids=[50] * (CONTEXT - 3), max_tokens=None))

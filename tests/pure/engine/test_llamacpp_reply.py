@@ -14,7 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenograph.core.errors import InvalidRequest, StenographError, UpstreamInvalid, UpstreamRefused
+from stenograph.core.errors import (
+    ContextLengthExceeded,
+    InvalidRequest,
+    StenographError,
+    UpstreamInvalid,
+    UpstreamRefused,
+)
 from stenograph.core.sse import EventReader
 from stenograph.core.types import (
     Chunk,
@@ -308,6 +314,10 @@ def test_an_error_within_a_stream_is_the_engine_s_refusal() -> None:
     assert (caught.value.engine_status, caught.value.body) == (500, body)
     odd = decode_event(b'{"error":{"code":42}}', vocab_size=VOCAB, num_prompt=3)
     assert odd == EngineFailure(status=500)
+    message = "request (3000 tokens) exceeds the available context size (1024 tokens), try increasing it"
+    with pytest.raises(ContextLengthExceeded) as too_long:
+        reading_of().event(json.dumps({"error": {"code": 400, "message": message}}).encode())
+    assert (too_long.value.num_prompt_tokens, too_long.value.max_context_tokens) == (3000, 1024)
 
 
 def test_the_token_that_progress_tells_of_is_none() -> None:

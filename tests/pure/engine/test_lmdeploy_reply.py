@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 
 from standins.lmdeploy_server import CHAT_FIELDS, GENERATE_FIELDS
 from stenograph.core.blame import Blame, RequestPart
-from stenograph.core.errors import InvalidRequest, StenographError, UpstreamInvalid, UpstreamRefused
+from stenograph.core.errors import (
+    ContextLengthExceeded,
+    InvalidRequest,
+    StenographError,
+    UpstreamInvalid,
+    UpstreamRefused,
+)
 from stenograph.core.types import (
     Chunk,
     Finish,
@@ -233,8 +239,9 @@ def test_no_token_means_an_abort_or_a_prompt_that_is_too_long(route: LMDeployRou
 
     assert turn(read(route, empty("abort"))).finish == Finish(reason=FinishReason.ABORT)
     assert law_of(route, empty("stop")) == "has_tokens"
-    with pytest.raises(InvalidRequest, match="4 tokens leave no space") as caught:
+    with pytest.raises(ContextLengthExceeded) as caught:
         read(route, empty("length"))
+    assert (caught.value.num_prompt_tokens, caught.value.max_context_tokens) == (4, 4), "it has at most as many"
     assert caught.value.blame == Blame(RequestPart.PROMPT), "also where the request has a grammar"
 
 

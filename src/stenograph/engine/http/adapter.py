@@ -8,7 +8,7 @@ import re
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -132,6 +132,9 @@ class EngineAdapter(Protocol):
     capabilities: Capabilities
     """Abilities of the engine; settled once `discover` has returned."""
 
+    too_long: ClassVar[Sequence["re.Pattern[bytes]"]] = ()
+    """The engine's messages for a request too long for its context, as `told_too_long` reads them."""
+
     @property
     def names_requests(self) -> bool:
         """Whether each reply names its request; where none does, no connection is used twice."""
@@ -153,7 +156,8 @@ class EngineAdapter(Protocol):
 
     def refusal(self, http: HttpReply, request: GenerateRequest) -> StenographError:
         """The error for a status other than 200, as the answer to `request`."""
-        ...
+        patterns = self.too_long if http.status == 400 else ()
+        return told_too_long(http.body, patterns, request.prompt.num_tokens) or passed_through(http)
 
     def abort_call(self, request_id: RequestId) -> Call | None:
         """The request to end a generation early; None where hanging up is the only way."""
@@ -218,19 +222,23 @@ _REFUSAL = msgspec.json.Decoder(_ToldRefusal)
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def told_too_long(refusal: bytes, patterns: Sequence["re.Pattern[bytes]"]) -> ContextLengthExceeded | None:
+def told_too_long(
+    refusal: bytes, patterns: Sequence["re.Pattern[bytes]"], num_prompt: int = 0
+) -> ContextLengthExceeded | None:
     """The error for an engine's refusal, where one of its words for a too long request is there.
 
-    A pattern has the groups `prompt` and `limit`, in tokens, and may have `sampled`.
+    A pattern may have the groups `prompt`, `limit` and `sampled`, in tokens. Without them it is a prompt of
+    `num_prompt` tokens, and the context has at most as many.
     """
     found = next((found for pattern in patterns if (found := pattern.search(refusal))), None)
     if found is None:
         return None
-    told = found.groupdict()
+    told = {name: int(digits) for name, digits in found.groupdict().items() if digits is not None}
+    num_prompt = told.get("prompt", num_prompt)
     return ContextLengthExceeded(
-        num_prompt_tokens=int(told["prompt"]),
-        max_tokens=int(told["sampled"]) if "sampled" in told else None,
-        max_context_tokens=int(told["limit"]),
+        num_prompt_tokens=num_prompt,
+        max_tokens=told.get("sampled"),
+        max_context_tokens=told.get("limit", num_prompt),
     )
 
 

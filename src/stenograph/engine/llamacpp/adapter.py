@@ -17,7 +17,7 @@ the ids before it. Stop token ids are found here, since llama.cpp has none: the 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stenograph.core.errors import StenographError, UpstreamInvalid, UpstreamRefused
+from stenograph.core.errors import UpstreamInvalid, UpstreamRefused
 from stenograph.core.types import (
     Chunk,
     Finish,
@@ -37,12 +37,14 @@ from stenograph.engine.http.adapter import (
     EngineReading,
     list_models,
     passed_through,
+    told_too_long,
 )
 from stenograph.engine.http.transport import HttpReply
 from stenograph.engine.llamacpp.text import Pieces, is_json, pieces_of
 from stenograph.engine.llamacpp.wire import (
     GRAMMARS,
     LONGEST_CONTEXT,
+    TOO_LONG,
     EngineFailure,
     LlamaCppEvent,
     LlamaCppToken,
@@ -65,6 +67,8 @@ RANKING_SIZES = (64, 4096)
 
 class LlamaCpp(EngineAdapter):
     """A llama.cpp server with the model of our files."""
+
+    too_long = TOO_LONG
 
     def __init__(self, options: AdapterOptions, pieces: Pieces | None = None) -> None:
         """`pieces` are those of its tokenizer.json where they are left out. Raises StartupError as `pieces_of` does."""
@@ -119,9 +123,6 @@ class LlamaCpp(EngineAdapter):
         call = Call(path=COMPLETION_PATH, body=body, headers=ONE_REQUEST, streams=True)
         return call, LlamaCppReading(request, capabilities, self._pieces)
 
-    def refusal(self, http: HttpReply, request: GenerateRequest) -> StenographError:
-        return passed_through(http)
-
     def abort_call(self, request_id: RequestId) -> None:
         """There is none: the engine stops when its client closes the connection."""
 
@@ -161,7 +162,10 @@ class LlamaCppReading(EngineReading):
         num_prompt = self._request.prompt.num_tokens
         event = decode_event(data, vocab_size=self._vocab_size, num_prompt=num_prompt)
         if isinstance(event, EngineFailure):
-            raise UpstreamRefused(status=event.status, content_type="application/json", headers=(), body=data)
+            refused = told_too_long(data, TOO_LONG, num_prompt)
+            raise refused or UpstreamRefused(
+                status=event.status, content_type="application/json", headers=(), body=data
+            )
         if self._last is not None:
             raise UpstreamInvalid("count_agrees", "the engine went on after its last event")
         self._texts.append(event.text)

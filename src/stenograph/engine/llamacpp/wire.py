@@ -22,6 +22,7 @@ carry a token 0, never sampled.
 Field names: llama.cpp's `tools/server/README.md` and `server-task.cpp`.
 """
 
+import re
 import zlib
 from array import array
 from collections.abc import Sequence
@@ -382,6 +383,15 @@ class _LlamaCppModels(msgspec.Struct):
 
 
 _MODELS = msgspec.json.Decoder(_LlamaCppModels)
+
+
+TOO_LONG = (
+    re.compile(
+        rb"request (?:\((?P<prompt>\d{1,9}) tokens\) )?exceeds the available context size"
+        rb"(?: \((?P<limit>\d{1,9}) tokens\))?"
+    ),
+)
+"""llama.cpp's message for a prompt too long for a slot; older servers give no numbers."""
 
 
 def _check_prompt(event: _LlamaCppEvent, num_prompt: int) -> None:

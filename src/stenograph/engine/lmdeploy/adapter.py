@@ -7,7 +7,7 @@ it reads in its `/openapi.json`; one without a list is probed by requests that b
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from stenograph.core.errors import StenographError, UpstreamInvalid
+from stenograph.core.errors import UpstreamInvalid
 from stenograph.core.types import LogprobsKind, LogprobsReport, RequestId
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.http.adapter import (
@@ -21,8 +21,7 @@ from stenograph.engine.http.adapter import (
     list_models,
     passed_through,
 )
-from stenograph.engine.http.transport import HttpReply
-from stenograph.engine.lmdeploy.reply import LMDeployReading
+from stenograph.engine.lmdeploy.reply import TOO_LONG, LMDeployReading
 from stenograph.engine.lmdeploy.request import (
     GRAMMARS,
     OLDEST,
@@ -55,6 +54,8 @@ class _LMDeployFound:
 
 class LMDeploy(EngineAdapter):
     """An LMDeploy server."""
+
+    too_long = TOO_LONG
 
     def __init__(self, options: AdapterOptions) -> None:
         self._eos_ids = tuple(options.eos_token_ids)
@@ -125,9 +126,6 @@ class LMDeploy(EngineAdapter):
             replays=self._replays,
             first_row=request.prompt.first_new_row,
         )
-
-    def refusal(self, http: HttpReply, request: GenerateRequest) -> StenographError:
-        return passed_through(http)
 
     def abort_call(self, request_id: RequestId) -> Call | None:
         if not known(self._found).aborts:

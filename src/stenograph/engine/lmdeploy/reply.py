@@ -13,6 +13,7 @@ Sources: LMDeploy's `serve/openai/protocol.py` (`GenerateReqOutput`), `serve/ope
 `serve/openai/chat_completions/serving.py`, `serve/core/async_engine.py`.
 """
 
+import re
 from array import array
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -20,11 +21,10 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from stenograph.core.blame import Blame, RequestPart
-from stenograph.core.errors import InvalidRequest, StenographError, UpstreamInvalid, UpstreamRefused
+from stenograph.core.errors import ContextLengthExceeded, StenographError, UpstreamInvalid, UpstreamRefused
 from stenograph.core.replay import PackedInts, Replay
 from stenograph.core.types import Chunk, Finish, FinishReason
-from stenograph.engine.http.adapter import EngineReading
+from stenograph.engine.http.adapter import EngineReading, told_too_long
 from stenograph.engine.lmdeploy.request import JSON_TYPE, LMDeployRoute
 from stenograph.engine.rows import (
     META_LAWS,
@@ -43,6 +43,13 @@ from stenograph.engine.rows import (
     short,
 )
 
+TOO_LONG = (
+    re.compile(
+        rb"Input length \((?P<prompt>\d{1,9})\) must be smaller than the model context length \((?P<limit>\d{1,9})\)"
+    ),
+    re.compile(rb"The request exceeds the model context length"),
+)
+"""LMDeploy's messages for a request too long for its context, from 0.16 on. Source: its `serve/core/exceptions.py`."""
 Experts = list[list[list[Natural]]] | str | None
 
 
@@ -175,7 +182,7 @@ class LMDeployReading(EngineReading):
     def _generated(self, data: bytes) -> _LMDeployPart:
         told = decoded(_GENERATED, data, _LAWS)
         if told.error is not None:
-            raise _error_within(told.error, data)
+            raise self._error_within(told.error, data)
         meta = told.meta_info
         if meta is None:
             raise UpstreamInvalid("has_meta_info", "there is no meta_info")
@@ -193,7 +200,7 @@ class LMDeployReading(EngineReading):
     def _chat(self, data: bytes) -> _LMDeployPart | None:
         told = decoded(_CHAT, data, _LAWS)
         if told.error is not None:
-            raise _error_within(told.error, data)
+            raise self._error_within(told.error, data)
         self._usage = told.usage or self._usage
         if not told.choices and told.usage is not None:
             return None
@@ -219,10 +226,8 @@ class LMDeployReading(EngineReading):
         num_before, num_new = len(self._sampled.ids), len(part.rows or ())
         num_sampled = num_before + num_new if part.num_sampled is None else part.num_sampled
         if reason is FinishReason.LENGTH and num_sampled == 0:
-            raise InvalidRequest(
-                f"The prompt's {self._num_prompt} tokens leave no space in the engine's context; shorten it.",
-                blame=Blame(RequestPart.PROMPT),
-            )
+            num_prompt = self._num_prompt
+            raise ContextLengthExceeded(num_prompt_tokens=num_prompt, max_tokens=None, max_context_tokens=num_prompt)
         if num_sampled != num_before + num_new:
             detail = f"{short(num_sampled)} completion tokens, but {num_before} came before and {num_new} now"
             raise UpstreamInvalid("count_agrees", detail)
@@ -282,10 +287,10 @@ class LMDeployReading(EngineReading):
             raise UpstreamInvalid("replay_shape", "an expert's number is no int32") from error
         return Replay(routed_experts=PackedInts.of(np.frombuffer(flat, np.intc)), first_row=self._first_row)
 
-
-def _error_within(told: ErrorWithin | str, data: bytes) -> StenographError:
-    """An error as an event; outside of a stream, the same has a status of its own."""
-    status = error_of(told).status
-    if not 400 <= status <= 599:
-        return UpstreamInvalid("error_status", f"an error within a reply has the status {short(status)}")
-    return UpstreamRefused(status=status, content_type=JSON_TYPE, headers=(), body=data)
+    def _error_within(self, told: ErrorWithin | str, data: bytes) -> StenographError:
+        """An error as an event; outside of a stream, the same has a status of its own."""
+        status = error_of(told).status
+        if not 400 <= status <= 599:
+            return UpstreamInvalid("error_status", f"an error within a reply has the status {short(status)}")
+        refused = told_too_long(data, TOO_LONG, self._num_prompt)
+        return refused or UpstreamRefused(status=status, content_type=JSON_TYPE, headers=(), body=data)

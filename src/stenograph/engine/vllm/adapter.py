@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from stenograph.core.errors import ContextLengthExceeded, StenographError, UpstreamInvalid
+from stenograph.core.errors import ContextLengthExceeded, UpstreamInvalid
 from stenograph.core.kinds import SaltPolicy
 from stenograph.core.logprobs import has_support
 from stenograph.core.routing import RoutingHint
@@ -43,7 +43,7 @@ from stenograph.engine.vllm.request import (
     request_headers,
 )
 from stenograph.engine.vllm.scores import Scores, decode_scores, encode_scoring, scoring_id
-from stenograph.engine.vllm.wire import context_exceeded, decode_models
+from stenograph.engine.vllm.wire import TOO_LONG, decode_models
 
 ABORT_PATHS = ("/inference/v1/abort_requests", "/abort_requests")
 """The first comes with the generate route; the second with `VLLM_SERVER_DEV_MODE=1`, or with `--tokens-only`."""
@@ -62,6 +62,8 @@ class _VLLMFound:
 
 class VLLM(EngineAdapter):
     """A vLLM server, or a router before several of one kind."""
+
+    too_long = TOO_LONG
 
     def __init__(self, options: AdapterOptions) -> None:
         """Tokens sampled under a grammar are scored where its log-probabilities are raw."""
@@ -137,9 +139,6 @@ class VLLM(EngineAdapter):
         if not self._scores(request.params):
             return call, VLLMReading(reader)
         return call, VLLMGuidedReading(reader, request, route=found.route, model=found.model)
-
-    def refusal(self, http: HttpReply, request: GenerateRequest) -> StenographError:
-        return (context_exceeded(http.body) if http.status == 400 else None) or passed_through(http)
 
     def abort_call(self, request_id: RequestId) -> Call | None:
         found = known(self._found)

@@ -24,7 +24,7 @@ from typing import Annotated, Generic, TypeVar
 
 import msgspec
 
-from stenograph.core.errors import ContextLengthExceeded, UpstreamInvalid, UpstreamRefused
+from stenograph.core.errors import UpstreamInvalid, UpstreamRefused
 from stenograph.core.types import TopLogprob
 from stenograph.engine.http.adapter import told_too_long
 from stenograph.engine.rows import EngineUsage, Natural, decoded, laws, short
@@ -200,7 +200,7 @@ def _check_head(
     if error is not None:
         if not 400 <= error.code <= 599:
             raise UpstreamInvalid("shape", f"an error with the code {short(error.code)}")
-        refused = context_exceeded(body)
+        refused = told_too_long(body, TOO_LONG)
         raise refused or UpstreamRefused(status=error.code, content_type="application/json", headers=(), body=body)
     if len(choices) > 1 or (choices and choices[0].index != 0):
         raise UpstreamInvalid("one_choice", f"one choice was asked for, {len(choices)} came")
@@ -264,7 +264,7 @@ def _told_by_completion(request_id: str | None, choice: _CompletionChoice, usage
     )
 
 
-_TOO_LONG = (
+TOO_LONG = (
     re.compile(
         rb"maximum context length is (?P<limit>\d{1,9}) tokens\. However, you requested (?P<sampled>\d{1,9}) output"
         rb" tokens and your prompt contains (?:at least )?(?P<prompt>\d{1,9}) input tokens"
@@ -279,11 +279,6 @@ _TOO_LONG = (
 )
 """vLLM's messages for a request too long for its context, of several versions. Source: its `renderers/params.py` and
 `v1/engine/input_processor.py`."""
-
-
-def context_exceeded(body: bytes) -> ContextLengthExceeded | None:
-    """The error for vLLM's refusal, where it refuses for the length of the request."""
-    return told_too_long(body, _TOO_LONG)
 
 
 def _ids(told: list[int] | None) -> list[int]:
