@@ -118,6 +118,8 @@ LABELS: Mapping[str, str] = {
     "kept_kib_per_turn": "kept per turn, KiB",
     "given_back_share": "given back after delete, share",
     "regrown_kib_per_turn": "second round's growth, KiB per turn",
+    "client_cpu_ms_per_rollout": "client CPU, ms per rollout",
+    "rollouts_per_s": "rollouts/s",
     "elapsed_s": "elapsed, s",
     "requests_per_s": "requests/s",
     "prompt_tokens": "prompt tokens",

@@ -9,21 +9,22 @@ import argparse
 import asyncio
 import json
 import random
-import statistics
-import sys
 import time
-from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from urllib.parse import urlsplit
 
-from benchmarks.kit.options import add_model, count
+from benchmarks.kit.artifact import ScenarioResult, write_artifact
+from benchmarks.kit.figures import Figures
+from benchmarks.kit.options import add_artifact, add_model, count
 from benchmarks.kit.processes import Children
 from benchmarks.kit.reply_shape import ReplyShape
-from benchmarks.kit.runner import cached_model, say
+from benchmarks.kit.report import column_table
+from benchmarks.kit.runner import begin_artifact, cached_model, say, show
 from benchmarks.kit.servers import start_serve, start_standin
 from stenograph.client import Client, RolloutBatch, RolloutSession, silent
 from stenograph.model.files import load_model_files
 
+SIDE = "server"
 GROUP_SIZE, SPARES = 8, 4
 WARM_ROLLOUTS = 32
 
@@ -38,27 +39,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--failures", type=float, default=0.2, help="share of agents that fail. Default: 0.2.")
     add("--hangs", type=float, default=0.1, help="share of agents that never end. Default: 0.1.")
     add("--concurrency", type=count, default=64, help="rollouts at a time. Default: 64.")
-    add("--repeats", type=count, default=5, help="measurements. Default: 5.")
+    add_artifact(parser, "rollouts", repeats=5)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure and print; returns the exit code."""
+    """Measure, and write down; returns the exit code."""
+    artifact = begin_artifact("rollouts", options)
+    num, title = options.groups * GROUP_SIZE, f"{options.groups} groups of {options.turns} turns"
+    artifact.scenarios = [ScenarioResult(name="rollouts", title=title, sessions=num, turns=options.turns)]
     path = cached_model(options.model, weights=False)
     shape = ReplyShape(num_tokens=options.tokens, vocab_size=load_model_files(path).vocab_size)
     with Children() as children:
         _, engine = start_standin(children, shape)
         flags = ["--model", str(path), "--engine", "sglang", "--engine-url", engine]
         _, url = start_serve(children, flags)
-        figures = [asyncio.run(_measure(url, options)) for _ in range(options.repeats)]
-    shown = {name: [one[name] for one in figures] for name in figures[0]}
-    for name, values in shown.items():
-        sys.stdout.write(f"{name:<24} {statistics.median(values):9.3f}  ({min(values):.3f} … {max(values):.3f})\n")
-    sys.stdout.write(json.dumps({"bench": "rollouts", "figures": shown}) + "\n")
-    return 0
+        artifact.scenarios[0].figures[SIDE] = [asyncio.run(_measure(url, options)) for _ in range(options.repeats)]
+    write_artifact(options.out, artifact)
+    return show(artifact, options, column_table(artifact, SIDE))
 
 
-async def _measure(url: str, options: argparse.Namespace) -> Mapping[str, float]:
-    num_rollouts = options.groups * (GROUP_SIZE + SPARES)
+async def _measure(url: str, options: argparse.Namespace) -> Figures:
     agent = Turns(options.turns, failures=options.failures, hangs=options.hangs)
     async with Client(url) as client:
         await client.rollouts(Turns(options.turns), range(WARM_ROLLOUTS), progress=silent)
@@ -77,11 +77,9 @@ async def _measure(url: str, options: argparse.Namespace) -> Mapping[str, float]
         cpu_s, wall_s = time.process_time() - cpu, time.monotonic() - began
         left = await client.num_sessions()
     num_ended = sum(len(group.rollouts) + len(group.others) for group in (*batch.groups, *batch.others))
-    say(f"{len(batch.groups)} groups whole, {num_ended} of {num_rollouts} rollouts ended, {left} sessions left")
-    of_agents = per_turn * agent.num_turns_done
+    say(f"{len(batch.groups)} groups whole, {num_ended} rollouts ended, {left} sessions left")
     return {
-        "client_cpu_ms": 1000 * (cpu_s - of_agents) / num_ended,
-        "with_agents_cpu_ms": 1000 * cpu_s / num_ended,
+        "client_cpu_ms_per_rollout": 1000 * (cpu_s - per_turn * agent.num_turns_done) / num_ended,
         "rollouts_per_s": num_ended / wall_s,
         "sessions_left": left,
     }
