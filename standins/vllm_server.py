@@ -45,8 +45,7 @@ class VLLMServer(PlannedServer):
     """A vLLM server.
 
     `scale_out`: it was started with `--enable-scale-out`; without, None is a version that has no such routes.
-    `dev_mode`: it has the routes of `VLLM_SERVER_DEV_MODE=1`. `tells_cached`: `--enable-prompt-tokens-details`.
-    `tells_supports`: `--return-sampling-mask`.
+    `dev_mode`: it has the routes of `VLLM_SERVER_DEV_MODE=1`. `tells_supports`: `--return-sampling-mask`.
     `models` are what it serves, and `max_model_len` is what it tells of their context.
     Aborts and hang-ups are noted under vLLM's own ids. `requests` are those with a script; questions for the scores of
     a prompt are in `asked` alone.
@@ -59,7 +58,6 @@ class VLLMServer(PlannedServer):
         max_model_len: int | None = 4096,
         scale_out: bool | None = True,
         dev_mode: bool = False,
-        tells_cached: bool = True,
         tells_supports: bool = False,
         decode: Callable[[Sequence[int]], str] = utf8_text,
         scores: Callable[[Sequence[int]], Sequence[float]] = made_up_scores,
@@ -70,7 +68,6 @@ class VLLMServer(PlannedServer):
         self.dev_mode = dev_mode
         self._models = models
         self._max_model_len = max_model_len
-        self._tells_cached = tells_cached
         self._tells_supports = tells_supports
         self._decode = decode
         self._scores = scores
@@ -178,8 +175,7 @@ class VLLMServer(PlannedServer):
         num = len(play.ids)
         choice = self._choice(play, path, first=0, end=num, finish=play.finish)
         usage: dict[str, Any] = {**self._usage(play, num), "completion_tokens_details": None}
-        if self._tells_cached:
-            usage["prompt_tokens_details"] |= {"created_cache_tokens": None, "multimodal_tokens": None}
+        usage["prompt_tokens_details"] |= {"created_cache_tokens": None, "multimodal_tokens": None}
         top = {**self._top(play.rid, path), **dict.fromkeys(_EMPTY)}
         if path == GENERATE_PATH:
             top |= {"model": self._models[0], "created": 0, **dict.fromkeys(_EMPTY_OF_GENERATE)}
@@ -210,7 +206,7 @@ class VLLMServer(PlannedServer):
 
     def _usage(self, play: Play, num_drawn: int) -> dict[str, Any]:
         num_prompt = len(_prompt(play.asked))
-        details = {"cached_tokens": play.num_cached} if self._tells_cached else None
+        details = {"cached_tokens": play.num_cached}
         total = {"total_tokens": num_prompt + num_drawn, "prompt_tokens_details": details}
         return {"prompt_tokens": num_prompt, "completion_tokens": num_drawn, **total}
 

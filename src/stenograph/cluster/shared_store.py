@@ -1,6 +1,6 @@
 """The shared database of servers, as `--store` names it: opened and prepared, with the other servers and the metrics.
 
-A server without `--store` never imports this module.
+A server of one process without `--store` never imports it; with `--workers`, `Cluster` wires the processes as well.
 """
 
 import asyncio
