@@ -8,7 +8,8 @@ import json
 import sys
 import time
 import urllib.error
-from collections.abc import AsyncIterator, Iterator, Sequence
+import urllib.request
+from collections.abc import AsyncGenerator, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -76,7 +77,7 @@ def forward(models: Path) -> dict[str, Forward]:
 
 
 @contextmanager
-def stenograph(sglang: RealSGLang, mode: str, *flags: str) -> Iterator[str]:
+def stenograph(sglang: RealSGLang, mode: str, *flags: str) -> Generator[str]:
     """The address of a server before it, which may load weights from where its models are."""
     given = ("--engine", mode, "--engine-url", sglang.url, "--weights-dir", str(sglang.model.parent), *flags)
     with serving(sglang.model, *given) as url:
@@ -84,7 +85,7 @@ def stenograph(sglang: RealSGLang, mode: str, *flags: str) -> Iterator[str]:
 
 
 @contextmanager
-def first_weights(sglang: RealSGLang) -> Iterator[None]:
+def first_weights(sglang: RealSGLang) -> Generator[None]:
     """Whatever happens, SGLang has its first weights afterwards, and goes on."""
     try:
         yield
@@ -105,16 +106,18 @@ def apart(sample: dict[str, Any], by_version: dict[str, Forward], *, goes_on: bo
     `goes_on`: weights that come within the sample go on with the keys and values of those before.
     """
     tokens, start = sample["tokens"], len(sample["tokens"]) - sample["response_length"]
-    mask, told, spans = sample["loss_mask"], sample["rollout_log_probs"], sample["weight_spans"]
-    forced = {name: one(tokens, start) for name, one in by_version.items()}
+    mask, spans = sample["loss_mask"], sample["weight_spans"]
+    told: list[float] = sample["rollout_log_probs"]
+    forced: dict[str, list[float]] = {name: one(tokens, start) for name, one in by_version.items()}
     if goes_on and len(spans) == 2:
         old, new = (by_version[span["version"]] for span in spans)
         forced[spans[1]["version"]] = old.going_on(new, tokens, start, spans[1]["start"])
     found: list[float] = []
     for span in spans:
-        for at in range(max(span["start"], start), span["end"]):
-            if mask[at - start]:
-                found.append(abs(told[at - start] - forced[span["version"]][at - start]))
+        under = forced[span["version"]]
+        for at in range(max(span["start"], start) - start, span["end"] - start):
+            if mask[at]:
+                found.append(abs(told[at] - under[at]))
     return found
 
 
@@ -161,7 +164,7 @@ async def test_sglang_keeps_the_laws_of_engines(sglang: RealSGLang, forward: dic
     engine = new_engine()
 
     @asynccontextmanager
-    async def make() -> AsyncIterator[EngineUnderTest]:
+    async def make() -> AsyncGenerator[EngineUnderTest]:
         nonlocal engine
         engine = new_engine()
         await engine.start()
@@ -248,7 +251,7 @@ def test_a_tool_session_with_the_openai_sdk_is_exact_streamed_or_not(
     assert max(found) < TOLERANCE_NATS
 
 
-STREAMS = {
+STREAMS: dict[str, dict[str, Any]] = {
     "ends by its end token": {"content": "What is the capital of France?", "ignore_eos": False, "max_tokens": 24},
     "characters of several tokens": {"content": "Draw.", "regex": "\u2603\u00ef\U0001f643{3}", "ignore_eos": False},
     "a forced call": {"content": "Where is Paris?", "tools": TOOLS, "tool_choice": "required", "ignore_eos": False},
@@ -503,7 +506,7 @@ def test_a_data_parallel_rank_is_taken_and_one_that_is_not_there_is_refused(
         ):
             asked: Any = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, **hints}
             reply = client.chat.completions.create(stream=stream, **asked)
-            assert list(reply) if stream else reply.choices
+            assert list(reply) if isinstance(reply, openai.Stream) else reply.choices
         asked = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "extra_body": {"routed_dp_rank": 1}}
         with pytest.raises(openai.BadRequestError, match=r"routed_dp_rank=1 out of range \[0, 1\)"):
             list(client.chat.completions.create(stream=stream, **asked))
@@ -518,9 +521,10 @@ def test_a_fleet_of_two_shares_sessions_and_survives_one(sglang: RealSGLang, mod
     other.start()
     try:
         with first_weights(sglang), stenograph(sglang, mode, "--engine-url", other.url) as url:
-            sessions = [ask(url, "/sessions", {}) for _ in range(6)]
+            sessions: list[Any] = [ask(url, "/sessions", {}) for _ in range(6)]
             with ThreadPoolExecutor() as threads:
-                list(threads.map(lambda one: chat(url, one, "Where is Paris?", max_tokens=8), sessions))
+                turns = [threads.submit(chat, url, one, "Where is Paris?", max_tokens=8) for one in sessions]
+            assert all(turn.result()["choices"] for turn in turns)
             ran = {
                 ask(one.url, "/v1/loads")["loads"][0]["total_prefill_uncached_tokens"] > 0 for one in (sglang, other)
             }

@@ -70,8 +70,7 @@ def server(app: Any, host: str, port: int) -> Any:
 def mock(self: Any, *args: Any, **options: Any) -> None:
     OWN_MOCK(self, *args, **options)
 
-    @self.app.middleware("http")
-    async def as_sglang(request: Request, call_next: Any) -> Response:
+    async def as_sglang(request: Request, call_next: Any) -> Any:
         asked = await request.body()
         answer = await call_next(request)
         if request.url.path != "/v1/chat/completions" or answer.status_code != 200:
@@ -84,6 +83,8 @@ def mock(self: Any, *args: Any, **options: Any) -> None:
                 if not isinstance(meta.get(name, ""), str):
                     del meta[name]
         return Response(json.dumps(reply), media_type="application/json")
+
+    self.app.middleware("http")(as_sglang)
 
 
 sessions.SessionServer = Sessions

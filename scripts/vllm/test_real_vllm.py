@@ -5,13 +5,14 @@ import json
 import re
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import jsonschema
 import numpy as np
 import openai
+from openai.types.chat import ChatCompletion, ChatCompletionMessageFunctionToolCall
 
 from scripts.agent_session import FACT, TOOLS, PlayedTurn, play, played
 from scripts.engine_table import measured, serving
@@ -89,7 +90,7 @@ async def test_vllm_keeps_the_laws_of_engines(vllm: RealVLLM) -> None:
     engine = new_engine()
 
     @asynccontextmanager
-    async def make() -> AsyncIterator[EngineUnderTest]:
+    async def make() -> AsyncGenerator[EngineUnderTest]:
         nonlocal engine
         engine = new_engine()
         await engine.start()
@@ -142,7 +143,7 @@ def test_a_forced_call_is_of_a_tool_and_valid(vllm: RealVLLM) -> None:
             reply = client.chat.completions.create(
                 model="m", messages=messages, tools=tools, tool_choice="required", seed=seed, parallel_tool_calls=False
             )
-            (call,) = reply.choices[0].message.tool_calls or ()
+            (call,) = calls_of(reply)
             assert call.function.name == "look"
             jsonschema.validate(json.loads(call.function.arguments), parameters)
             say(f"\nforced: {call.function.arguments!r}\n")
@@ -188,25 +189,32 @@ def test_a_tool_session_with_the_openai_sdk_is_exact_streamed_or_not(vllm: RealV
     assert all(len(one) == vllm.scale_out for one in versions)
 
 
+def calls_of(reply: ChatCompletion) -> list[ChatCompletionMessageFunctionToolCall]:
+    """The calls of a reply, each of a function."""
+    calls = reply.choices[0].message.tool_calls or []
+    return [call for call in calls if call.type == "function"]
+
+
 def use_tools(client: openai.OpenAI) -> None:
     """A call that is forced, a streamed answer to its result, an answer in JSON, and a call of a named tool."""
+    create: Any = client.chat.completions.create
     messages: list[Any] = [{"role": "user", "content": "What is 12 times 7?"}]
     asked: dict[str, Any] = {"model": "m", "tools": TOOLS, "temperature": 0, "max_tokens": 96}
     asked["parallel_tool_calls"] = False
-    first = client.chat.completions.create(messages=messages, tool_choice="required", **asked)
-    (call,) = first.choices[0].message.tool_calls or ()
+    first: ChatCompletion = create(messages=messages, tool_choice="required", **asked)
+    (call,) = calls_of(first)
     assert call.function.name == "multiply"
     assert set(json.loads(call.function.arguments)) == {"a", "b"}
     messages += [first.choices[0].message.model_dump(exclude_none=True)]
     messages += [{"role": "tool", "tool_call_id": call.id, "content": "84"}]
-    streamed = client.chat.completions.create(messages=messages, stream=True, stop=["."], **asked)
+    streamed = create(messages=messages, stream=True, stop=["."], **asked)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in streamed if chunk.choices)
     messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "Where is Paris?"}]
     form = {"type": "json_schema", "json_schema": {"name": "fact", "schema": FACT}}
-    third = client.chat.completions.create(messages=messages, response_format=form, **asked)
+    third: ChatCompletion = create(messages=messages, response_format=form, **asked)
     content = third.choices[0].message.content or ""
     assert set(json.loads(content)) == {"city", "is_capital"}
     messages += [{"role": "assistant", "content": content}, {"role": "user", "content": "Multiply 3 and 4."}]
     named = {"type": "function", "function": {"name": "multiply"}}
-    last = client.chat.completions.create(messages=messages, tool_choice=named, **asked)
+    last: ChatCompletion = create(messages=messages, tool_choice=named, **asked)
     assert last.choices[0].finish_reason == "tool_calls"
