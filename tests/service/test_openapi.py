@@ -747,6 +747,7 @@ NOT_IN_THE_SCHEMA = (
     "Give sessions, or ",
     "Give abort_all or group, not both.",
     "abort_all must be true here, or group be given",
+    "path must not contain NUL: ",
 )
 """How a message begins that says why a request is refused which the schemas allow. The document says these in words."""
 
