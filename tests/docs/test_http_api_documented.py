@@ -12,6 +12,8 @@ from stenograph.dialects.gemini.fields import CONFIG_FIELDS, GEMINI_FIELDS
 from stenograph.dialects.openai.chat_fields import CHAT_FIELDS
 from stenograph.dialects.openai.completions import COMPLETION_FIELDS
 from stenograph.dialects.responses.fields import RESPONSES_FIELDS
+from stenograph.dialects.settings import DialectKind
+from stenograph.http.openapi.turns import turn_rows
 from stenograph.http.response_route import HeldResponses
 from stenograph.http.route import rows_of
 from stenograph.http.route_table import rows
@@ -44,9 +46,6 @@ def test_every_field_is_listed_once_under_its_rule(dialect: str, rules: list[Fie
 
 def test_every_route_is_listed() -> None:
     known = {row.name for row in rows(PARTS)} | {row.name for row, _ in rows_of(HeldResponses)}
-    names = ["chat/completions", "completions", "messages", "messages/count_tokens", "responses"]
-    methods = ("generateContent", "streamGenerateContent", "countTokens")
-    for path in [f"/v1/{name}" for name in names] + [f"/v1beta/models/{{model}}:{method}" for method in methods]:
-        known |= {f"POST {path}", f"POST /sessions/{{id}}{path}"}
+    known |= {row.name for kind in DialectKind for row in turn_rows(kind, forwards=False)}
     section = PAGE.read_text().split("## Routes\n")[1].split("\n## ")[0]
     assert set(re.findall(r"^\| `(\w+ [^`]+)` \|", section, re.MULTILINE)) == known

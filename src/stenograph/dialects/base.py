@@ -4,10 +4,11 @@ A dialect owns its paths, its decoding, the ids of its replies, whole replies, s
 It knows no socket and no session: a route reads and writes for it, and passes it the session's facts.
 """
 
+import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -66,6 +67,47 @@ class Refusal:
 
 Refuse = Callable[[StenographError], Refusal]
 """Writes the error of a request not read by any dialect."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One POST path of a dialect, also below `/sessions/{id}`. From this row come its pattern, its operation in
+    /openapi.json, and its required row in docs/http-api.md.
+
+    `choices` has the spellings of a part of the path, the documented one first; `summary` a place for `where` the
+    session is named. `reply` is the type of its 200, or a list of one, in the content types `media`; `shapes` are
+    further types in body and reply. `parameters` and `errors` are its own. `by_engine`: an engine's server may write
+    the reply. A call that `counts` makes no turn.
+    """
+
+    path: str
+    id: str
+    summary: str
+    body: type
+    reply: Any
+    error_body: type
+    about: str = ""
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    media: tuple[str, ...] = ("application/json", "text/event-stream")
+    headers: Mapping[str, object] = field(default_factory=dict[str, object])
+    parameters: tuple[Mapping[str, object], ...] = ()
+    shapes: tuple[type, ...] = ()
+    errors: tuple[type[StenographError], ...] = ()
+    by_engine: bool = False
+    counts: bool = False
+
+    @property
+    def shown_path(self) -> str:
+        """The path as a document shows it."""
+        return _PART.sub(lambda part: self.choices.get(part[1], (part[0],))[0], self.path)
+
+    @property
+    def pattern(self) -> str:
+        """The path as a regular expression, with a named group for each part."""
+        return _PART.sub(lambda part: f"(?P<{part[1]}>{'|'.join(self.choices.get(part[1], ('[^/]+',)))})", self.path)
+
+
+_PART = re.compile(r"\{(\w+)\}")
 
 
 class StreamWriter(Protocol):
@@ -188,3 +230,11 @@ class Spoken:
     turns: tuple[Dialect, ...]
     counters: tuple[CountDialect, ...] = ()
     held: HeldDialect | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DialectRow:
+    """One protocol: the maker of its dialects on one server, and its calls, those documented together in a group."""
+
+    speak: Callable[..., Spoken]
+    calls: tuple[tuple[Call, ...], ...]

@@ -189,6 +189,7 @@ class ControlRoutes:
             "A page for a browser, which accepts `text/html`; JSON for other clients.",
             {**in_json(FrontPage), "text/html": {"schema": TEXT}},
         ),
+        shapes=(FrontPage,),
         needs=Needs.NOTHING,
     )
     async def _front_page(self, request: Request) -> Response:

@@ -15,12 +15,12 @@ from stenograph.session.counting import PromptCounter
 from stenograph.text.renderer import Renderer
 
 DIALECTS: Mapping[DialectKind, str] = {
-    DialectKind.OPENAI: "stenograph.dialects.openai.dialect:spoken",
-    DialectKind.ANTHROPIC: "stenograph.dialects.anthropic.dialect:spoken",
-    DialectKind.RESPONSES: "stenograph.dialects.responses.dialect:spoken",
-    DialectKind.GEMINI: "stenograph.dialects.gemini.dialect:spoken",
+    DialectKind.OPENAI: "stenograph.dialects.openai.dialect:ROW",
+    DialectKind.ANTHROPIC: "stenograph.dialects.anthropic.dialect:ROW",
+    DialectKind.RESPONSES: "stenograph.dialects.responses.dialect:ROW",
+    DialectKind.GEMINI: "stenograph.dialects.gemini.dialect:ROW",
 }
-"""Where each is made. Its paths are looked for in this order."""
+"""The row of each. Its paths are looked for in this order."""
 
 
 def spoken_by(settings: Settings, renderer: Renderer, model: str) -> Spoken:
@@ -30,7 +30,7 @@ def spoken_by(settings: Settings, renderer: Renderer, model: str) -> Spoken:
         "model": model,
         "unknown_fields": settings.unknown_fields,
     }
-    found: list[Spoken] = [entry(made)(**facts) for kind, made in DIALECTS.items() if kind in settings.dialects]
+    found: list[Spoken] = [entry(row).speak(**facts) for kind, row in DIALECTS.items() if kind in settings.dialects]
     return Spoken(
         turns=tuple(turn for one in found for turn in one.turns),
         counters=tuple(counter for one in found for counter in one.counters),

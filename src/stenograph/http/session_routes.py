@@ -214,6 +214,7 @@ class SessionRoutes:
             "The samples in the requested `format`: safetensors, Arrow, or JSON.",
             {"application/octet-stream": {}, MEDIA_TYPE: {}, **in_json(JsonSamples)},
         ),
+        shapes=(JsonSamples,),
         errors=(SamplesInconsistent, TokenizationFailed, *STORED),
     )
     async def samples(self, request: Request) -> Response:

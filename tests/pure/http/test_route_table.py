@@ -1,5 +1,6 @@
 """The table of routes: each row is whole, checks its key, and says how the answers of several processes become one."""
 
+import re
 from collections import Counter
 from typing import Any
 
@@ -12,13 +13,18 @@ from starlette.testclient import TestClient
 from stenograph.cli.parts import PARTS
 from stenograph.core.errors import Forbidden, StenographError, Unauthorized
 from stenograph.core.loaded import entry
+from stenograph.dialects.base import DialectRow
+from stenograph.dialects.settings import DialectKind, UnknownFields
 from stenograph.http.auth import Doorman, SessionTokens, session_named
 from stenograph.http.binding import CHECKS, bound
+from stenograph.http.dialects import DIALECTS
+from stenograph.http.openapi.turns import turn_rows
 from stenograph.http.response_route import HeldResponses
 from stenograph.http.route import All, Asking, Needs, Route, Who, route, rows_of, session_paths
 from stenograph.http.route_table import GROUPS, rows
 
 TABLE = (*rows(PARTS), *(row for row, _ in rows_of(HeldResponses)))
+TURNS = tuple(row for kind in DialectKind for row in turn_rows(kind, forwards=False))
 SESSION = "0123456789abcdef" * 2
 
 
@@ -27,7 +33,7 @@ def scope_of(path: str, *credentials: str) -> dict[str, Any]:
     return {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": headers}
 
 
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [*TABLE, *TURNS], ids=lambda row: row.name)
 def test_a_row_is_whole(row: Route) -> None:
     assert row.path.startswith("/")
     assert row.id.isidentifier()
@@ -40,20 +46,40 @@ def test_a_row_is_whole(row: Route) -> None:
 
 @pytest.mark.parametrize("of", [lambda row: row.name, lambda row: row.id], ids=["name", "id"])
 def test_no_two_rows_are_of_one_route(of: Any) -> None:
-    assert set(Counter(map(of, TABLE)).values()) == {1}
+    assert set(Counter(map(of, [*TABLE, *TURNS])).values()) == {1}
 
 
 def test_every_group_has_rows() -> None:
     assert all(list(rows_of(entry(group))) for group in (*GROUPS, *(one for part in PARTS for one in part.routes)))
 
 
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [*TABLE, *TURNS], ids=lambda row: row.name)
 def test_who_answers_is_whom_the_request_names(row: Route) -> None:
     """The row says it, and the reader of a request's session finds it: both are of one mind."""
     named = session_named(scope_of(row.path.replace("{id}", SESSION)), by_id=False)
     assert (named == SESSION) == ("{id}" in row.path)
     assert named is None or row.who is Who.SESSION
-    assert row.who is not Who.SESSION or named is not None or row.path.startswith("/v1/")
+    assert row.who is not Who.SESSION or named is not None or row.path.startswith("/v1")
+
+
+@pytest.mark.parametrize("kind", DialectKind)
+def test_a_dialect_has_the_endpoints_of_its_rows_and_no_others(kind: DialectKind) -> None:
+    """Each row's path is one path of its dialects, and each bound path is a row's."""
+    row: DialectRow = entry(DIALECTS[kind])
+    spoken = row.speak(token_text=str, model="tiny", unknown_fields=UnknownFields.REFUSE)
+    bound_paths = [path for one in (*spoken.turns, *spoken.counters) for path in one.paths]
+    calls = [call for group in row.calls for call in group]
+    assert sorted(call.pattern for call in calls) == sorted(bound_paths)
+    for call in calls:
+        assert [bool(re.fullmatch(path, call.shown_path)) for path in bound_paths].count(True) == 1
+    assert {one.path.removeprefix("/sessions/{id}") for one in turn_rows(kind, forwards=True)} == {
+        call.shown_path for call in calls
+    }
+
+
+@pytest.mark.parametrize("row", TURNS, ids=lambda row: row.name)
+def test_a_turn_takes_a_session_s_token(row: Route) -> None:
+    assert row.needs is Needs.TOKEN
 
 
 @pytest.mark.parametrize("row", [row for row in TABLE if isinstance(row.who, All)], ids=lambda row: row.name)

@@ -10,23 +10,46 @@ from stenograph.core.chat import ChatReply, ChatRequest, ReplyOptions, Spelling
 from stenograph.core.errors import StenographError
 from stenograph.core.json_types import Count
 from stenograph.core.types import SamplingParams
-from stenograph.dialects.anthropic.errors import messages_refusal
-from stenograph.dialects.anthropic.reply import MessagesStream, encode_message
+from stenograph.dialects.anthropic.errors import MessagesErrorBody, messages_refusal
+from stenograph.dialects.anthropic.fields import WireMessageParam, WireMessagesRequest
+from stenograph.dialects.anthropic.reply import MessagesReply, MessagesStream, encode_message
 from stenograph.dialects.anthropic.request import decode_messages
 from stenograph.dialects.anthropic.spelling import MESSAGES
-from stenograph.dialects.base import Body, Decoded, Incoming, Refusal, Spoken
-from stenograph.dialects.common.reply_parts import json_body
+from stenograph.dialects.base import Body, Call, Decoded, DialectRow, Incoming, Refusal, Spoken
+from stenograph.dialects.common.reply_parts import FINISH_HEADER, json_body
 from stenograph.dialects.common.sampling import request_json
 from stenograph.dialects.settings import UnknownFields
 
 MESSAGES_PATH = "/v1/messages"
-COUNT_TOKENS_PATH = "/v1/messages/count_tokens"
 
 
 class CountedTokens(TypedDict):
     """The tokens that a request's prompt has."""
 
     input_tokens: Count
+
+
+_TURN = Call(
+    path=MESSAGES_PATH,
+    id="message",
+    summary="Anthropic Messages {where}",
+    body=WireMessagesRequest,
+    reply=MessagesReply,
+    shapes=(WireMessageParam,),
+    error_body=MessagesErrorBody,
+    about="The reply. A stream has Anthropic's events, `message_stop` the last. One that fails ends with the event"
+    " `error`, a `MessagesErrorBody`.",
+    headers={FINISH_HEADER: {"description": "`abort` of a reply that was aborted.", "schema": {"const": "abort"}}},
+)
+_COUNT = Call(
+    path=f"{MESSAGES_PATH}/count_tokens",
+    id="countMessageTokens",
+    summary="Count the tokens of a request to Messages {where}",
+    body=WireMessagesRequest,
+    reply=CountedTokens,
+    error_body=MessagesErrorBody,
+    counts=True,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +59,7 @@ class MessagesDialect:
     model: str
     unknown_fields: UnknownFields
     name: str = MESSAGES
-    paths: tuple[str, ...] = (MESSAGES_PATH,)
+    paths: tuple[str, ...] = (_TURN.pattern,)
 
     def decode(self, incoming: Incoming) -> Decoded:
         request = decode_messages(incoming.body, unknown_fields=self.unknown_fields, headers=incoming.headers)
@@ -64,7 +87,7 @@ class CountTokensDialect:
 
     unknown_fields: UnknownFields
     name: str = MESSAGES
-    paths: tuple[str, ...] = (COUNT_TOKENS_PATH,)
+    paths: tuple[str, ...] = (_COUNT.pattern,)
 
     def decode(self, incoming: Incoming) -> ChatRequest:
         return decode_messages(incoming.body, unknown_fields=self.unknown_fields, only_counts=True)
@@ -77,9 +100,12 @@ class CountTokensDialect:
         return messages_refusal(error, spelling)
 
 
-def spoken(*, token_text: object, model: str, unknown_fields: UnknownFields) -> Spoken:
+def _spoken(*, token_text: object, model: str, unknown_fields: UnknownFields) -> Spoken:
     """Anthropic's Messages, and the counting of their tokens."""
     return Spoken(
         turns=(MessagesDialect(model=model, unknown_fields=unknown_fields),),
         counters=(CountTokensDialect(unknown_fields=unknown_fields),),
     )
+
+
+ROW = DialectRow(speak=_spoken, calls=((_TURN,), (_COUNT,)))

@@ -2,30 +2,85 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any, TypedDict
 from urllib.parse import parse_qs
 
 import msgspec
 
 from stenograph.core.chat import ChatReply, ChatRequest, ReplyOptions, Spelling
-from stenograph.core.errors import InvalidRequest, StenographError
+from stenograph.core.errors import HistoryMismatch, InvalidRequest, StenographError
 from stenograph.core.json_types import Count
 from stenograph.core.types import SamplingParams
-from stenograph.dialects.base import Body, Decoded, Incoming, Refusal, Spoken
+from stenograph.dialects.base import Body, Call, Decoded, DialectRow, Incoming, Refusal, Spoken
 from stenograph.dialects.common.json_bodies import shown
 from stenograph.dialects.common.reply_parts import TokenText, json_body
 from stenograph.dialects.common.sampling import request_json
-from stenograph.dialects.gemini.errors import gemini_refusal
-from stenograph.dialects.gemini.reply import GeminiStream, encode_gemini
+from stenograph.dialects.gemini.errors import GeminiErrorBody, gemini_refusal
+from stenograph.dialects.gemini.fields import WireContent, WireGenerateRequest
+from stenograph.dialects.gemini.reply import GeminiStream, GenerateContentResponse, encode_gemini
 from stenograph.dialects.gemini.request import decode_count, decode_gemini
 from stenograph.dialects.gemini.spelling import GEMINI, GeminiSpelling
 from stenograph.dialects.settings import UnknownFields
 
-GENERATE, STREAM = "generateContent", "streamGenerateContent"
-_MODEL = r"/(?P<version>v1|v1beta|v1alpha)/models/(?P<model>[^/]+)"
-COUNT = "countTokens"
-COUNT_PATH = f"{_MODEL}:{COUNT}"
-GENERATE_PATH = f"{_MODEL}:(?P<method>{GENERATE}|{STREAM})"
+STREAM = "streamGenerateContent"
+
+
+class TokenCount(TypedDict):
+    """Tokens of a prompt."""
+
+    totalTokens: Count
+
+
+_MODEL: dict[str, object] = {
+    "name": "model",
+    "in": "path",
+    "description": "Any name: there is one model.",
+    "schema": {"type": "string", "minLength": 1},
+    "required": True,
+}
+_ALT: dict[str, object] = {
+    "name": "alt",
+    "in": "query",
+    "description": "`sse` for a stream of events; else the stream is a JSON list.",
+    "schema": {"enum": ["sse", "json"]},
+}
+
+
+def _call(method: str, reply: object, *, more: str = "", **facts: Any) -> Call:
+    """A method's row."""
+    return Call(
+        path="/{version}/models/{model}:{method}",
+        choices={"version": ("v1beta", "v1", "v1alpha"), "method": (method,)},
+        id=method,
+        summary=f"Gemini's {method} {{where}}{more}",
+        body=WireGenerateRequest,
+        reply=reply,
+        error_body=GeminiErrorBody,
+        **{"parameters": (_MODEL,), **facts},
+    )
+
+
+_GENERATE = _call(
+    "generateContent",
+    GenerateContentResponse,
+    about="The reply.",
+    media=("application/json",),
+    shapes=(WireContent,),
+)
+_STREAM = _call(
+    STREAM,
+    list[GenerateContentResponse],
+    about="The reply's events; a stream that fails ends with an error.",
+    media=("text/event-stream", "application/json"),
+    parameters=(_MODEL, _ALT),
+)
+_COUNT = _call(
+    "countTokens",
+    TokenCount,
+    more=": the tokens of the prompt that the same request would have",
+    errors=(HistoryMismatch,),
+    counts=True,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +91,7 @@ class GeminiDialect:
     model: str
     unknown_fields: UnknownFields
     name: str = GEMINI
-    paths: tuple[str, ...] = (GENERATE_PATH,)
+    paths: tuple[str, ...] = (_GENERATE.pattern, _STREAM.pattern)
 
     def decode(self, incoming: Incoming) -> Decoded:
         model, method = incoming.at["model"], incoming.at["method"]
@@ -74,19 +129,13 @@ class GeminiDialect:
         return self.token_text if options.logprobs else None
 
 
-class TokenCount(TypedDict):
-    """Tokens of a prompt."""
-
-    totalTokens: Count
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeminiCounter:
     """Gemini's `countTokens`, for one server."""
 
     unknown_fields: UnknownFields
     name: str = GEMINI
-    paths: tuple[str, ...] = (COUNT_PATH,)
+    paths: tuple[str, ...] = (_COUNT.pattern,)
 
     def decode(self, incoming: Incoming) -> ChatRequest:
         return decode_count(incoming.body, model=incoming.at["model"], unknown_fields=self.unknown_fields)
@@ -112,9 +161,12 @@ def _gemini(spelling: Spelling) -> GeminiSpelling:
     return spelling
 
 
-def spoken(*, token_text: TokenText, model: str, unknown_fields: UnknownFields) -> Spoken:
+def _spoken(*, token_text: TokenText, model: str, unknown_fields: UnknownFields) -> Spoken:
     """Gemini's methods."""
     return Spoken(
         turns=(GeminiDialect(token_text=token_text, model=model, unknown_fields=unknown_fields),),
         counters=(GeminiCounter(unknown_fields=unknown_fields),),
     )
+
+
+ROW = DialectRow(speak=_spoken, calls=((_GENERATE, _STREAM, _COUNT),))

@@ -9,18 +9,51 @@ from dataclasses import dataclass
 from stenograph.core.chat import ChatReply, ReplyOptions, Spelling
 from stenograph.core.errors import StenographError
 from stenograph.core.types import SamplingParams
-from stenograph.dialects.base import Body, Decoded, Incoming, Refusal, Spoken
-from stenograph.dialects.common.errors import refusal
+from stenograph.dialects.base import Body, Call, Decoded, DialectRow, Incoming, Refusal, Spoken
+from stenograph.dialects.common.errors import ErrorBody, refusal
 from stenograph.dialects.common.reply_parts import TokenText, json_body
 from stenograph.dialects.common.sampling import request_json
 from stenograph.dialects.openai.chat import CHAT_PATH, decode_with_record
-from stenograph.dialects.openai.chat_reply import StreamEncoder, encode_reply, with_token_ids
-from stenograph.dialects.openai.completions import completion_steps, decode_completion
-from stenograph.dialects.openai.completions_reply import CompletionStreamEncoder, encode_completion
+from stenograph.dialects.openai.chat_fields import WireChatRequest, WireMessage
+from stenograph.dialects.openai.chat_reply import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    StreamEncoder,
+    encode_reply,
+    with_token_ids,
+)
+from stenograph.dialects.openai.completions import WireCompletionRequest, completion_steps, decode_completion
+from stenograph.dialects.openai.completions_reply import CompletionStreamEncoder, TextCompletion, encode_completion
 from stenograph.dialects.openai.spelling import CHAT, COMPLETIONS
 from stenograph.dialects.settings import UnknownFields
 
 COMPLETIONS_PATH = "/v1/completions"
+
+_ABOUT = (
+    "The reply. A stream has events with a `{}` each, then `[DONE]`."
+    " A stream that fails ends with an `ErrorBody` instead of `[DONE]`."
+)
+_CHAT = Call(
+    path=CHAT_PATH,
+    id="chat",
+    summary="OpenAI chat {where}",
+    body=WireChatRequest,
+    reply=ChatCompletion,
+    shapes=(ChatCompletionChunk, WireMessage),
+    error_body=ErrorBody,
+    about=_ABOUT.format("ChatCompletionChunk"),
+    by_engine=True,
+)
+_COMPLETION = Call(
+    path=COMPLETIONS_PATH,
+    id="complete",
+    summary="OpenAI completions {where}",
+    body=WireCompletionRequest,
+    reply=TextCompletion,
+    error_body=ErrorBody,
+    about=_ABOUT.format("TextCompletion"),
+    by_engine=True,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +64,7 @@ class ChatDialect:
     model: str
     unknown_fields: UnknownFields
     name: str = CHAT
-    paths: tuple[str, ...] = (CHAT_PATH,)
+    paths: tuple[str, ...] = (_CHAT.pattern,)
 
     def decode(self, incoming: Incoming) -> Decoded:
         return decode_with_record(incoming.body, self.unknown_fields, incoming.known)
@@ -72,7 +105,7 @@ class CompletionDialect:
     model: str
     unknown_fields: UnknownFields
     name: str = COMPLETIONS
-    paths: tuple[str, ...] = (COMPLETIONS_PATH,)
+    paths: tuple[str, ...] = (_COMPLETION.pattern,)
 
     def decode(self, incoming: Incoming) -> Decoded:
         request = decode_completion(incoming.body, unknown_fields=self.unknown_fields)
@@ -104,7 +137,10 @@ class CompletionDialect:
         return refusal(error, spelling)
 
 
-def spoken(*, token_text: TokenText, model: str, unknown_fields: UnknownFields) -> Spoken:
+def _spoken(*, token_text: TokenText, model: str, unknown_fields: UnknownFields) -> Spoken:
     """OpenAI's chats and completions."""
     chat = ChatDialect(token_text=token_text, model=model, unknown_fields=unknown_fields)
     return Spoken(turns=(chat, CompletionDialect(token_text=token_text, model=model, unknown_fields=unknown_fields)))
+
+
+ROW = DialectRow(speak=_spoken, calls=((_CHAT,), (_COMPLETION,)))

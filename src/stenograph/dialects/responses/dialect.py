@@ -4,17 +4,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stenograph.core.chat import ChatReply, ReplyOptions, Spelling
-from stenograph.core.errors import StenographError
+from stenograph.core.errors import PreviousResponseNotFound, StenographError
 from stenograph.core.types import SamplingParams
-from stenograph.dialects.base import Body, Decoded, Incoming, Refusal, Spoken
-from stenograph.dialects.common.errors import refusal
+from stenograph.dialects.base import Body, Call, Decoded, DialectRow, Incoming, Refusal, Spoken
+from stenograph.dialects.common.errors import ErrorBody, refusal
 from stenograph.dialects.common.reply_parts import TokenText, json_body
+from stenograph.dialects.responses.fields import WireResponsesRequest
 from stenograph.dialects.responses.ids import turn_of_response
-from stenograph.dialects.responses.reply import encode_response
+from stenograph.dialects.responses.reply import ResponseBody, encode_response
 from stenograph.dialects.responses.request import RESPONSES_PATH, decode_response
 from stenograph.dialects.responses.spelling import PLAIN, RESPONSES, ReplyForm, ResponsesSpelling, form_of_record
 from stenograph.dialects.responses.stream import ResponseWriter
 from stenograph.dialects.settings import UnknownFields
+
+_CALL = Call(
+    path=RESPONSES_PATH,
+    id="respond",
+    summary="OpenAI responses {where}",
+    body=WireResponsesRequest,
+    reply=ResponseBody,
+    error_body=ErrorBody,
+    about="The response. A stream has events with a `ResponseEvent` each, the last of them `response.completed`,"
+    " `response.incomplete` or `response.failed`.",
+    errors=(PreviousResponseNotFound,),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +38,7 @@ class ResponsesDialect:
     model: str
     unknown_fields: UnknownFields
     name: str = RESPONSES
-    paths: tuple[str, ...] = (RESPONSES_PATH,)
+    paths: tuple[str, ...] = (_CALL.pattern,)
 
     def decode(self, incoming: Incoming) -> Decoded:
         request, kept = decode_response(incoming, unknown_fields=self.unknown_fields)
@@ -69,7 +82,10 @@ def _form(spelling: Spelling) -> ReplyForm:
     return spelling.form if isinstance(spelling, ResponsesSpelling) else PLAIN
 
 
-def spoken(*, token_text: TokenText, model: str, unknown_fields: UnknownFields) -> Spoken:
+def _spoken(*, token_text: TokenText, model: str, unknown_fields: UnknownFields) -> Spoken:
     """OpenAI's Responses."""
     dialect = ResponsesDialect(token_text=token_text, model=model, unknown_fields=unknown_fields)
     return Spoken(turns=(dialect,), held=dialect)
+
+
+ROW = DialectRow(speak=_spoken, calls=((_CALL,),))

@@ -93,7 +93,7 @@ def openapi_document(described: Described) -> bytes:
     # Schemas are those of every dialect, spoken or not: some share parts.
     every = list(operations(replace(described, dialects=tuple(DialectKind))))
     bodies = [kind for operation in every for kind in (operation.body, operation.reply) if kind is not None]
-    shapes = {kind for operation in every for kind in operation.shapes}
+    shapes = {kind for operation in every for kind in (*operation.shapes, operation.error_body)}
     schemas = components(bodies, shapes, described)
     paths: dict[str, dict[str, Schema]] = {}
     for operation in listed:

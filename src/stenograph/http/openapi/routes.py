@@ -20,7 +20,7 @@ _LOCAL = ("GET /v1/models", "POST /tokenize", "POST /detokenize")
 def operations(described: Described) -> Iterator[Route]:
     """Every method of every path of the server, `HEAD` aside."""
     yield from (row for row in rows(described.parts) if row.method != "HEAD")
-    yield from (replace(turn, needs=Needs.TOKEN) for turn in turn_operations(described))
+    yield from turn_operations(described)
     yield from _forwarded(described) if described.forwards else _answered_locally(described)
 
 

@@ -14,7 +14,6 @@ from typing import cast, get_args, get_type_hints, is_typeddict
 import msgspec
 
 from stenograph.core.messages import Role
-from stenograph.dialects.anthropic.errors import MessagesErrorBody
 from stenograph.dialects.anthropic.fields import (
     MESSAGES_FIELDS,
     WireMessageParam,
@@ -23,21 +22,12 @@ from stenograph.dialects.anthropic.fields import (
     WireToolResultBlock,
     WireToolUseBlock,
 )
-from stenograph.dialects.anthropic.reply import MessagesReply
-from stenograph.dialects.common.errors import ErrorBody
 from stenograph.dialects.common.sampling import NOT_SAMPLING
 from stenograph.dialects.common.sampling_fields import FieldRules, Rule
-from stenograph.dialects.gemini.errors import GeminiErrorBody
-from stenograph.dialects.gemini.fields import WireContent
-from stenograph.dialects.gemini.reply import GenerateContentResponse
 from stenograph.dialects.openai.chat_fields import CHAT_FIELDS, WireMessage
-from stenograph.dialects.openai.chat_reply import ChatCompletion, ChatCompletionChunk
 from stenograph.dialects.openai.completions import COMPLETION_FIELDS
-from stenograph.dialects.openai.completions_reply import TextCompletion
 from stenograph.dialects.responses.fields import RESPONSES_FIELDS
 from stenograph.dialects.settings import UnknownFields
-from stenograph.export.session_samples import JsonSamples
-from stenograph.http.front_page import FrontPage
 from stenograph.http.openapi.gemini_schemas import narrow_gemini
 from stenograph.http.openapi.responses import RESPONSES_PARTS, describe_responses
 from stenograph.http.part import Part
@@ -64,21 +54,6 @@ class Described:
     parts: tuple[Part, ...] = ()
 
 
-_MORE = (
-    *(
-        ChatCompletion,
-        ChatCompletionChunk,
-        ErrorBody,
-        FrontPage,
-        GeminiErrorBody,
-        GenerateContentResponse,
-        JsonSamples,
-    ),
-    *(MessagesErrorBody, MessagesReply),
-    *(TextCompletion, WireContent, WireMessage, WireMessageParam),
-)
-"""Types of JSON beside the operations' bodies and replies: parts of those, and JSON beside other content."""
-
 _NULL: Schema = {"type": "null"}
 _GIVEN: Schema = {"not": _NULL}
 
@@ -89,9 +64,8 @@ _GRAMMAR_FIELDS = (
 
 
 def components(kinds: Iterable[type], shapes: Iterable[type], described: Described) -> dict[str, Schema]:
-    """The schemas of bodies, of `shapes` within other content and of `_MORE`, by name. They accept what the server
-    accepts."""
-    more = sorted((*_MORE, *shapes), key=lambda kind: kind.__name__)
+    """The schemas of bodies, and of `shapes` within other content, by name. They accept what the server accepts."""
+    more = sorted(shapes, key=lambda kind: kind.__name__)
     kinds = list(dict.fromkeys((*kinds, *more, *RESPONSES_PARTS)))
     _, made = msgspec.json.schema_components(kinds, schema_hook=_any_value, ref_template=REF + "{name}")
     for kind in _typed_dictionaries(kinds):

@@ -1,7 +1,10 @@
-"""The turns' operations in /openapi.json, of every dialect, with each one's possible errors. Pure."""
+"""The turns' operations in /openapi.json: each call of a dialect as two rows, on the session of the path and on a
+header's. Pure.
+"""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from functools import cache
+from typing import Any, cast, get_args
 
 from stenograph.core.errors import (
     BudgetSpent,
@@ -13,7 +16,6 @@ from stenograph.core.errors import (
     LimitExceeded,
     ModelMismatch,
     Paused,
-    PreviousResponseNotFound,
     SessionBusy,
     SessionInvariant,
     SessionNotFound,
@@ -25,26 +27,11 @@ from stenograph.core.errors import (
     UpstreamUnreachable,
     WorkerUnavailable,
 )
-from stenograph.dialects.anthropic.dialect import COUNT_TOKENS_PATH, MESSAGES_PATH, CountedTokens
-from stenograph.dialects.anthropic.errors import MessagesErrorBody
-from stenograph.dialects.anthropic.fields import WireMessagesRequest
-from stenograph.dialects.anthropic.reply import MessagesReply
-from stenograph.dialects.common.reply_parts import FINISH_HEADER
-from stenograph.dialects.gemini.dialect import COUNT, GENERATE, STREAM, TokenCount
-from stenograph.dialects.gemini.errors import GeminiErrorBody
-from stenograph.dialects.gemini.fields import WireGenerateRequest
-from stenograph.dialects.gemini.reply import GenerateContentResponse
-from stenograph.dialects.openai.chat import CHAT_PATH
-from stenograph.dialects.openai.chat_fields import WireChatRequest
-from stenograph.dialects.openai.chat_reply import ChatCompletion, ChatCompletionChunk
-from stenograph.dialects.openai.completions import WireCompletionRequest
-from stenograph.dialects.openai.completions_reply import TextCompletion
-from stenograph.dialects.openai.dialect import COMPLETIONS_PATH
-from stenograph.dialects.responses.fields import WireResponsesRequest
-from stenograph.dialects.responses.reply import ResponseBody
-from stenograph.dialects.responses.request import RESPONSES_PATH
-from stenograph.dialects.responses.stream import ResponseEvent
+from stenograph.core.loaded import entry
+from stenograph.dialects.base import Call, DialectRow
+from stenograph.dialects.common.errors import ErrorBody
 from stenograph.dialects.settings import DialectKind
+from stenograph.http.dialects import DIALECTS
 from stenograph.http.openapi.schemas import Described
 from stenograph.http.response_route import HeldResponses
 from stenograph.http.route import (
@@ -54,8 +41,10 @@ from stenograph.http.route import (
     SESSION_HEADER,
     STORED,
     Errors,
+    Needs,
     Route,
     Schema,
+    Who,
     in_json,
     operation,
     parameter,
@@ -63,14 +52,6 @@ from stenograph.http.route import (
     rows_of,
 )
 from stenograph.http.turn_route import REMAINING, SESSION_REMAINING
-
-_TURN_PATHS = {
-    CHAT_PATH: DialectKind.OPENAI,
-    COMPLETIONS_PATH: DialectKind.OPENAI,
-    MESSAGES_PATH: DialectKind.ANTHROPIC,
-    COUNT_TOKENS_PATH: DialectKind.ANTHROPIC,
-    RESPONSES_PATH: DialectKind.RESPONSES,
-}
 
 _TURN: Errors = (
     *STORED,
@@ -94,7 +75,7 @@ _TURN: Errors = (
     Paused,
     WorkerUnavailable,
 )
-
+_COUNT: Errors = (UnrenderableMessage, SessionNotFound, TokenizationFailed, LimitExceeded, *STORED)
 
 _REQUEST_HEADERS = (
     parameter(
@@ -133,166 +114,68 @@ _TURN_HEADERS: dict[str, Schema] = {
     },
 }
 
-
-def _turns(described: Described) -> Iterator[Route]:
-    """OpenAI chat, completions and responses: each on the session of its path, and on a header's."""
-    chat = _turn_answers(described, ChatCompletion, ChatCompletionChunk)
-    completion = _turn_answers(described, TextCompletion, TextCompletion)
-    for what, id_, path, body, answers in (
-        ("chat", "chat", CHAT_PATH, WireChatRequest, chat),
-        ("completions", "complete", COMPLETIONS_PATH, WireCompletionRequest, completion),
-        ("responses", "respond", RESPONSES_PATH, WireResponsesRequest, _response_answers(described)),
-    ):
-        if _TURN_PATHS[path] not in described.dialects:
-            continue
-        on_session = operation(
-            f"POST /sessions/{{id}}{path}",
-            f"{id_}OnSession",
-            f"OpenAI {what} on a session",
-            parameters=_REQUEST_HEADERS,
-            body=body,
-            answers=answers,
-            errors=(*_TURN, PreviousResponseNotFound) if path == RESPONSES_PATH else _TURN,
-        )
-        yield on_session
-        yield replace(
-            on_session,
-            path=path,
-            id=id_,
-            summary=f"OpenAI {what} on the session that a header names, or none",
-            parameters=(SESSION_HEADER, *_REQUEST_HEADERS),
-        )
-
-
-def _messages() -> Iterator[Route]:
-    """Anthropic's Messages and the counting of tokens: each on the session of its path, and on a header's."""
-    aborted: Schema = {"description": "`abort` of a reply that was aborted.", "schema": {"const": "abort"}}
-    reply: Schema = {
-        "description": "The reply. A stream has Anthropic's events, `message_stop` the last. One that fails ends with"
-        " the event `error`, a `MessagesErrorBody`.",
-        "headers": {**_TURN_HEADERS, FINISH_HEADER: aborted},
-        "content": {**in_json(MessagesReply), "text/event-stream": {}},
-    }
-    turn = operation(
-        f"POST /sessions/{{id}}{MESSAGES_PATH}",
-        "messageOnSession",
-        "Anthropic Messages on a session",
-        parameters=_REQUEST_HEADERS,
-        body=WireMessagesRequest,
-        answers={"200": reply},
-        errors=_TURN,
-        error_body=MessagesErrorBody,
-    )
-    count = operation(
-        f"POST /sessions/{{id}}{COUNT_TOKENS_PATH}",
-        "countMessageTokensOnSession",
-        "Count the tokens of a request to Messages on a session",
-        CountedTokens,
-        body=WireMessagesRequest,
-        errors=(UnrenderableMessage, SessionNotFound, TokenizationFailed, LimitExceeded, *STORED),
-        error_body=MessagesErrorBody,
-    )
-    for one, path, id_ in ((turn, MESSAGES_PATH, "message"), (count, COUNT_TOKENS_PATH, "countMessageTokens")):
-        yield one
-        yield replace(
-            one,
-            path=path,
-            id=id_,
-            summary=f"{one.summary.removesuffix(' on a session')} on the session that a header names, or none",
-            parameters=(SESSION_HEADER, *one.parameters),
-        )
-
-
-_MODEL = parameter("path", "model", "Any name: there is one model.", {"type": "string", "minLength": 1})
-_SSE = parameter(
-    "query", "alt", "`sse` for a stream of events; else the stream is a JSON list.", {"enum": ["sse", "json"]}
-)
-_MODEL_PARAMETER = {**_MODEL, "required": True}
-_GEMINI_CONTENT: dict[str, dict[str, Schema]] = {
-    GENERATE: in_json(GenerateContentResponse),
-    STREAM: {
-        "text/event-stream": {},
-        JSON: {"schema": {"type": "array", "items": {"$ref": ref(GenerateContentResponse)}}},
-    },
-}
-
-
-def _gemini() -> Iterator[Route]:
-    """Gemini's methods: each on the session of its path, and on a header's. `/v1/models/…` is the same."""
-    for prefix, suffix, where in (
-        ("/sessions/{id}", "OnSession", "on a session"),
-        ("", "", "on the session that a header names, or none"),
-    ):
-        ours = () if prefix else (SESSION_HEADER,)
-        for method in (GENERATE, STREAM):
-            about = "The reply" if method == GENERATE else "The reply's events; a stream that fails ends with an error"
-            content = _GEMINI_CONTENT[method]
-            reply: Schema = {"description": f"{about}.", "headers": _TURN_HEADERS, "content": content}
-            yield operation(
-                f"POST {prefix}/v1beta/models/{{model}}:{method}",
-                f"{method}{suffix}",
-                f"Gemini's {method} {where}",
-                body=WireGenerateRequest,
-                parameters=(_MODEL_PARAMETER, *ours, *_REQUEST_HEADERS, *((_SSE,) if method == STREAM else ())),
-                answers={"200": reply},
-                errors=_TURN,
-                error_body=GeminiErrorBody,
-            )
-        yield operation(
-            f"POST {prefix}/v1beta/models/{{model}}:{COUNT}",
-            f"{COUNT}{suffix}",
-            f"Gemini's {COUNT} {where}: the tokens of the prompt that the same request would have",
-            TokenCount,
-            body=WireGenerateRequest,
-            parameters=(_MODEL_PARAMETER, *ours),
-            errors=(UnrenderableMessage, SessionNotFound, TokenizationFailed, HistoryMismatch, LimitExceeded, *STORED),
-            error_body=GeminiErrorBody,
-        )
-
-
-_GEMINI = tuple(_gemini())
-
-
-def _turn_answers(described: Described, whole: type, event: type) -> dict[str, Schema]:
-    """A turn's reply. An engine's server may write it itself, or refuse in its own words."""
-    reply: dict[str, Schema] = {JSON: {"schema": {"type": "object"}}} if described.forwards else in_json(whole)
-    answers: dict[str, Schema] = {
-        "200": {
-            "description": f"The reply. A stream has events with a `{event.__name__}` each, then `[DONE]`."
-            " A stream that fails ends with an `ErrorBody` instead of `[DONE]`.",
-            "headers": _TURN_HEADERS,
-            "content": {**reply, "text/event-stream": {}},
-        }
-    }
-    if described.forwards:
-        answers["200"]["content"] |= ANY
-        answers["default"] = {"description": "The engine's own refusal of the turn.", "content": ANY}
-    return answers
-
-
-def _response_answers(described: Described) -> dict[str, Schema]:
-    """A response, written by this server with any engine."""
-    answers = _turn_answers(described, ResponseBody, ResponseEvent)
-    reply = answers["200"]
-    reply["description"] = (
-        "The response. A stream has events with a `ResponseEvent` each, the last of them `response.completed`,"
-        " `response.incomplete` or `response.failed`."
-    )
-    reply["content"] = {**in_json(ResponseBody), "text/event-stream": {}}
-    return answers
+_WHERE = (("/sessions/{id}", "OnSession", "on a session"), ("", "", "on the session that a header names, or none"))
 
 
 def turn_operations(described: Described) -> Iterator[Route]:
     """Every turn, the counting of its tokens, and the reading of one held by a session."""
-    yield from _turns(described)
-    if DialectKind.ANTHROPIC in described.dialects:
-        yield from _messages()
-    if DialectKind.RESPONSES in described.dialects:
-        yield from (row for row, _ in rows_of(HeldResponses))
-    if DialectKind.GEMINI in described.dialects:
-        yield from _GEMINI
+    for kind in DialectKind:
+        if kind is DialectKind.GEMINI and DialectKind.RESPONSES in described.dialects:
+            yield from (row for row, _ in rows_of(HeldResponses))
+        if kind in described.dialects:
+            yield from turn_rows(kind, forwards=described.forwards)
 
 
 def turn_paths(described: Described) -> set[str]:
-    """Paths below `/v1/` of the server's own turns."""
-    return {path for path, kind in _TURN_PATHS.items() if kind in described.dialects}
+    """The paths of the server's own turns."""
+    spoken = (kind for kind in DialectKind if kind in described.dialects)
+    return {row.shown_path for kind in spoken for row in turn_rows(kind, forwards=described.forwards)}
+
+
+@cache
+def turn_rows(kind: DialectKind, *, forwards: bool) -> tuple[Route, ...]:
+    """The rows of one protocol's calls, on a server with an engine to pass requests on to, or without."""
+    groups = cast("DialectRow", entry(DIALECTS[kind])).calls
+    return tuple(_row(call, *where, forwards=forwards) for calls in groups for where in _WHERE for call in calls)
+
+
+def _row(call: Call, prefix: str, suffix: str, where: str, *, forwards: bool) -> Route:
+    own = cast("tuple[Schema, ...]", call.parameters)
+    parameters = (
+        *(one for one in own if one["in"] == "path"),
+        *(() if prefix else (SESSION_HEADER,)),
+        *(() if call.counts else _REQUEST_HEADERS),
+        *(one for one in own if one["in"] != "path"),
+    )
+    return operation(
+        f"POST {prefix}{call.shown_path}",
+        f"{call.id}{suffix}",
+        call.summary.format(where=where),
+        call.reply if call.counts else None,
+        body=call.body,
+        answers={} if call.counts else _answers(call, forwards=forwards),
+        shapes=call.shapes if get_args(call.reply) else (call.reply, *call.shapes),
+        parameters=parameters,
+        errors=(*(_COUNT if call.counts else _TURN), *call.errors),
+        error_body=call.error_body,
+        needs=Needs.TOKEN,
+        who=Who.SESSION,
+    )
+
+
+def _answers(call: Call, *, forwards: bool) -> dict[str, Schema]:
+    """A turn's reply. An engine's server may write it itself; its refusals go out as they came, in OpenAI's shape."""
+    content: Schema = {media: _content(media, call.reply) for media in call.media}
+    if forwards and call.by_engine:
+        content |= {JSON: {"schema": {"type": "object"}}, **ANY}
+    reply: Schema = {"description": call.about, "headers": {**_TURN_HEADERS, **call.headers}, "content": content}
+    if forwards and call.error_body is ErrorBody:
+        return {"200": reply, "default": {"description": "The engine's own refusal of the turn.", "content": ANY}}
+    return {"200": reply}
+
+
+def _content(media: str, reply: Any) -> Schema:
+    if media != JSON:
+        return {}
+    items = get_args(reply)
+    return {"schema": {"type": "array", "items": {"$ref": ref(items[0])}}} if items else in_json(reply)[JSON]
