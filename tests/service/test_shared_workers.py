@@ -298,6 +298,9 @@ async def test_a_pause_names_the_servers_that_go_on(cluster: Cluster) -> None:
         for path in ("/pause_generation", "/continue_generation"):
             answer = await door.call("POST", path, {})
             assert (answer.status, answer.headers["x-stenograph-not-asked"]) == (200, other), path
+        for method, path in (("POST", "/engines"), ("DELETE", "/engines/http%3A%2F%2F127.0.0.1%3A1")):
+            answer = await door.call(method, path, {"url": "http://127.0.0.1:1"})
+            assert (answer.status, answer.headers["x-stenograph-not-asked"]) == (404, other), path
     assert "x-stenograph-not-asked" not in (await cluster.one.lives[0].call("GET", "/waste")).headers
 
 

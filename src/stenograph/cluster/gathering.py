@@ -115,8 +115,9 @@ class Gathering:
             if leases is not None and who.reach is Reach.SERVERS
         }
 
-        self._own_paths = {row.path for row in rows if row.who is Who.SERVER and row.needs is Needs.ADMIN}
-        """Paths for each server's own engines."""
+        paths = (row.path for row in rows if row.who is Who.SERVER and row.needs is Needs.ADMIN)
+        self._own_paths = tuple(path.partition("{")[0] for path in paths)
+        """The beginnings of paths for each server's own engines."""
 
     def __repr__(self) -> str:
         return f"<Gathering of {self._peers!r}>"
@@ -134,7 +135,7 @@ class Gathering:
         of_server = None if is_own else self._of_server.get(at)
         of_servers = None if is_alone else self._of_servers.get(at)
         if of_server is None and of_servers is None:
-            if leases is not None and not is_alone and scope["path"] in self._own_paths:
+            if leases is not None and not is_alone and scope["path"].startswith(self._own_paths):
                 send = await _naming_others(leases, send)
             await self._served(scope, receive, send)
             return

@@ -70,7 +70,7 @@ Refuse = Callable[[StenographError], Refusal]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class DialectCall:
     """One POST path of a dialect, also below `/sessions/{id}`. From this row come its pattern, its operation in
     /openapi.json, and its required row in docs/http-api.md.
 
@@ -237,4 +237,4 @@ class DialectRow:
     """One protocol: the maker of its dialects on one server, and its calls, those documented together in a group."""
 
     speak: Callable[..., Spoken]
-    calls: tuple[tuple[Call, ...], ...]
+    calls: tuple[tuple[DialectCall, ...], ...]

@@ -155,7 +155,7 @@ class EngineCounts:
 
 
 class ShownEngine(TypedDict):
-    """An engine as each answer shows it."""
+    """An engine as each answer shows it. A field that stands here, and in `EngineStatus.shown`, is in all of them."""
 
     name: str
     engine: str

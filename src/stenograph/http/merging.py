@@ -37,12 +37,7 @@ def moment(bodies: Sequence[bytes], *, num_away: int) -> bytes:
         merged[name]["num"] = sum(one["num"] for one in found)
     running = [row for one in decoded for row in one["running"]]
     merged["running"] = sorted(running, key=lambda row: -row["age_s"])
-    engines: dict[tuple[str, str], dict[str, Any]] = {}
-    for engine in (engine for one in decoded for engine in one["engines"]):
-        seen = engines.setdefault((engine["engine"], engine["name"]), engine)
-        if seen is not engine and engine["num_running"] is not None:
-            seen["num_running"] = (seen["num_running"] or 0) + engine["num_running"]
-    merged["engines"] = [*engines.values()]
+    merged["engines"] = _merged_engines(decoded)
     return msgspec.json.encode(merged)
 
 
@@ -61,14 +56,14 @@ def engines(bodies: Sequence[bytes]) -> bytes:
 
 
 def _merged_engines(decoded: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Each engine once, with all workers' running turns there, and the first state other than ready."""
+    """Each engine once: counts are summed, of all else the first stands, and the first state other than ready with its
+    detail."""
     merged: dict[tuple[str, str], dict[str, Any]] = {}
     for engine in (engine for one in decoded for engine in one["engines"]):
         seen = merged.setdefault((engine["engine"], engine["name"]), engine)
         if seen is engine:
             continue
-        if engine["num_running"] is not None:
-            seen["num_running"] = (seen["num_running"] or 0) + engine["num_running"]
+        seen |= {name: seen[name] + value for name, value in engine.items() if isinstance(value, int)}
         if seen["state"] == "ready":
             seen["state"], seen["detail"] = engine["state"], engine["detail"] or seen["detail"]
     return [*merged.values()]

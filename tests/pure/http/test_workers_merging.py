@@ -1,12 +1,13 @@
 """Which worker has a session, and how the answers of all workers become one."""
 
+import json
 from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stenograph.cluster.owners import FileOwners
-from stenograph.http.merging import engines, exposition, readiness, sums
+from stenograph.http.merging import engines, exposition, moment, readiness, sums
 
 
 @given(st.integers(1, 64), st.integers(0, 255))
@@ -36,6 +37,16 @@ def test_answers_of_all_become_one() -> None:
     assert engines([b'{"engines":[%b]}' % one for one in (up, down)]) == b'{"engines":[%b]}' % down.replace(
         b":1}", b":2}"
     )
+    counts = {
+        **dict.fromkeys(("num_sessions", "num_held_tokens", "num_in_flight", "turns", "errors"), 1),
+        **dict.fromkeys(("sampled_tokens", "prompt_tokens", "wasted_tokens"), 1),
+        **dict.fromkeys(("turns_per_s", "sampled_per_s", "prompt_per_s"), 0.5),
+        **{name: {"num": 0, "p50": None} for name in ("loop_lag", "ttft")},
+    }
+    seen = [json.dumps({**counts, "workers": 1, "running": [], "engines": [json.loads(one)]}) for one in (up, down)]
+    merged = json.loads(moment([one.encode() for one in seen], num_away=0))
+    assert merged["engines"] == [{**json.loads(down), "num_running": 2}], "the console shows what /engines shows"
+    assert (merged["workers"], merged["turns_per_s"]) == (2, 1.0)
     text = b'# HELP a b\n# TYPE a counter\na{x="1"} 2.0\na{x="2"} 1e+06\n# HELP g h\n# TYPE g gauge\ng 3.0\n'
     assert exposition({0: text, 2: text}) == (
         b'# HELP a b\n# TYPE a counter\na{worker="0",x="1"} 2.0\na{worker="0",x="2"} 1e+06\n'

@@ -24,7 +24,7 @@ from stenograph.dialects.anthropic.fields import (
     WireToolUseBlock,
 )
 from stenograph.dialects.anthropic.spelling import signed_request
-from stenograph.dialects.common.json_bodies import MAX_ARGUMENTS_CHARS, MAX_PARTS, nearest, shown, type_at
+from stenograph.dialects.common.json_bodies import MAX_ARGUMENTS_CHARS, MAX_PARTS, nearest, shown, type_at, unknown_role
 
 TOOL_REFERENCE = "tool-reference"
 """The name in records of the rewrite to show a deferred tool."""
@@ -87,10 +87,7 @@ class BlockReader:
         """One message. Raises InvalidRequest or UnrenderableMessage."""
         role = _ROLES.get(wire.role)
         if role is None:
-            raise InvalidRequest(
-                f"Unknown role {shown(wire.role)}; known are {', '.join(_ROLES)}.{nearest(wire.role, _ROLES)}",
-                param=f"{at}/role",
-            )
+            raise unknown_role(wire.role, _ROLES, at)
         if isinstance(wire.content, str):
             if role is Role.ASSISTANT:
                 self.read.failed.clear()

@@ -15,7 +15,7 @@ from stenograph.dialects.anthropic.fields import WireMessageParam, WireMessagesR
 from stenograph.dialects.anthropic.reply import MessagesReply, MessagesStream, encode_message
 from stenograph.dialects.anthropic.request import decode_messages
 from stenograph.dialects.anthropic.spelling import MESSAGES
-from stenograph.dialects.base import Body, Call, Decoded, DialectRow, Incoming, Refusal, Spoken
+from stenograph.dialects.base import Body, Decoded, DialectCall, DialectRow, Incoming, Refusal, Spoken
 from stenograph.dialects.common.reply_parts import FINISH_HEADER, json_body
 from stenograph.dialects.common.sampling import request_json
 from stenograph.dialects.settings import UnknownFields
@@ -29,7 +29,7 @@ class CountedTokens(TypedDict):
     input_tokens: Count
 
 
-_TURN = Call(
+_TURN = DialectCall(
     path=MESSAGES_PATH,
     id="message",
     summary="Anthropic Messages {where}",
@@ -41,7 +41,7 @@ _TURN = Call(
     " `error`, a `MessagesErrorBody`.",
     headers={FINISH_HEADER: {"description": "`abort` of a reply that was aborted.", "schema": {"const": "abort"}}},
 )
-_COUNT = Call(
+_COUNT = DialectCall(
     path=f"{MESSAGES_PATH}/count_tokens",
     id="countMessageTokens",
     summary="Count the tokens of a request to Messages {where}",

@@ -20,6 +20,7 @@ from stenograph.dialects.common.sampling_fields import (
     Unread,
     field_rules,
     in_schema,
+    list_of,
 )
 from stenograph.dialects.common.template_input import TemplateKwargs
 
@@ -137,7 +138,7 @@ class WireMessagesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tr
     - A result answers a call before it. The model's template can render every message.
     """
 
-    messages: Raw
+    messages: Annotated[Raw, list_of("WireMessageParam")]
     max_tokens: AtLeastOne | None = None
     model: str | None = None
     system: str | list[WireBlock] | None = None

@@ -4,7 +4,7 @@ Every field is honoured, recorded or refused (fields.py); nothing is accepted an
 by a JSON pointer. Blocks are blocks.py's, replies reply.py's.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from msgspec import Raw
@@ -15,7 +15,7 @@ from stenograph.core.errors import InvalidRequest
 from stenograph.core.message_json import encode_messages
 from stenograph.core.messages import Message, Role, Tool
 from stenograph.core.rewrites import AppliedRewrite, kept_text
-from stenograph.core.types import Grammar, GrammarKind
+from stenograph.core.types import Grammar
 from stenograph.dialects.anthropic.blocks import BlockReader, blame_block_type, check_block_count
 from stenograph.dialects.anthropic.fields import (
     MESSAGES_FIELDS,
@@ -23,14 +23,19 @@ from stenograph.dialects.anthropic.fields import (
     WireMessagesRequest,
     WireMessagesTool,
     WireMessagesToolChoice,
-    WireOutputFormat,
     names_in_params,
 )
 from stenograph.dialects.anthropic.spelling import MessagesSpelling
-from stenograph.dialects.common.json_bodies import check_rest, nearest, shown, wire_messages
-from stenograph.dialects.common.sampling import ReadSampling, decode_by_rules, sampling_params, sent_sampling
+from stenograph.dialects.common.json_bodies import check_rest, nearest, shown, type_at, wire_messages
+from stenograph.dialects.common.sampling import (
+    ReadSampling,
+    decode_by_rules,
+    sampling_params,
+    schema_grammar,
+    sent_sampling,
+)
 from stenograph.dialects.common.sampling_fields import WireSampling
-from stenograph.dialects.common.template_input import check_depth, check_template_kwargs, function_tool
+from stenograph.dialects.common.template_input import function_tool, template_kwargs
 from stenograph.dialects.settings import UnknownFields
 
 DEFERRED_TOOL = "deferred-tool"
@@ -53,8 +58,6 @@ class _Edits(msgspec.Struct):
 _REQUEST = msgspec.json.Decoder(WireMessagesRequest)
 _MESSAGES = msgspec.json.Decoder(list[WireMessageParam])
 _EDITS = msgspec.json.Decoder(_Edits)
-_OBJECT = msgspec.json.Decoder(dict[str, Raw])
-_LIST = msgspec.json.Decoder(list[Raw])
 _AS_CHAT = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "stop_token_ids", "ignore_eos", "logit_bias"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty"),
@@ -115,7 +118,7 @@ def decode_messages(
             max_tokens=wire.max_tokens,
             omits_thinking=wire.thinking is not None and wire.thinking.display == "omitted",
         ),
-        template_kwargs=_template_kwargs(wire),
+        template_kwargs=template_kwargs(wire.chat_template_kwargs),
         thinks=None if wire.thinking is None or wire.thinking.type == "adaptive" else wire.thinking.type == "enabled",
         effort=None if wire.output_config is None else wire.output_config.effort,
         replies_of=frozenset(reader.read.replies_of),
@@ -185,12 +188,7 @@ def _blame_unknown_type(body: bytes, error: InvalidRequest) -> None:
             pass
         case _:
             return
-    try:
-        tool = _OBJECT.decode(_LIST.decode(_OBJECT.decode(body)["tools"])[int(index)])
-        kind: object = msgspec.json.decode(tool["type"])
-    except (KeyError, IndexError, msgspec.DecodeError):
-        return
-    if isinstance(kind, str) and kind != "custom":
+    if (kind := type_at(body, ("tools", index))) not in (None, "custom"):
         raise _unknown_tool_type(kind, int(index)) from error
 
 
@@ -282,17 +280,4 @@ def _format(wire: WireMessagesRequest) -> tuple[Grammar | None, str]:
                 "'output_config.format' and 'output_format' each ask for a format; send one.", param="/output_format"
             )
         at, asked = "/output_format", wire.output_format
-    return _grammar(asked, f"{at}/schema"), at
-
-
-def _grammar(asked: WireOutputFormat | None, at: str) -> Grammar | None:
-    if asked is None:
-        return None
-    check_depth(asked.schema, at=at)
-    return Grammar(kind=GrammarKind.JSON_SCHEMA, source=msgspec.json.encode(asked.schema).decode())
-
-
-def _template_kwargs(wire: WireMessagesRequest) -> Mapping[str, object]:
-    kwargs = dict(wire.chat_template_kwargs or {})
-    check_template_kwargs(kwargs, at="/chat_template_kwargs")
-    return kwargs
+    return None if asked is None else schema_grammar(asked.schema, f"{at}/schema"), at

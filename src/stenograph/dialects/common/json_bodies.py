@@ -136,6 +136,19 @@ def shown(text: str) -> str:
     return repr(text if len(text) <= LONGEST_NAME else text[:LONGEST_NAME] + "…")
 
 
+def unknown_role(role: str, known: Iterable[str], at: str, *, remark: str = "") -> InvalidRequest:
+    """The error of a message with an unknown role."""
+    message = f"Unknown role {shown(role)}; known are {', '.join(known)}.{remark}{nearest(role, known)}"
+    return InvalidRequest(message, param=f"{at}/role")
+
+
+def check_arguments(text: str, at: str, *, what: str = "A tool call's arguments") -> None:
+    """Raise InvalidRequest for arguments of a tool call that are too long."""
+    if len(text) > MAX_ARGUMENTS_CHARS:
+        message = f"{what} have at most {MAX_ARGUMENTS_CHARS} characters, these {len(text)}."
+        raise InvalidRequest(message, param=at)
+
+
 def nearest(name: str, known: Iterable[str], *, other_words: Mapping[str, str] = MappingProxyType({})) -> str:
     """` Did you mean 'x'?`, or nothing if no known name was clearly meant.
 
@@ -207,30 +220,35 @@ class OnlyMessages(msgspec.Struct):
     messages: Raw
 
 
-class OnlyContents(msgspec.Struct, rename={"messages": "contents"}):
+class _OnlyContents(OnlyMessages, rename={"messages": "contents"}):
     """The same of a body with its messages under `contents`."""
 
-    messages: Raw
+
+class _OnlyInput(OnlyMessages, rename={"messages": "input"}):
+    """The same of a body with its messages under `input`."""
 
 
 ONLY_MESSAGES = msgspec.json.Decoder(OnlyMessages)
-ONLY_CONTENTS = msgspec.json.Decoder(OnlyContents)
+_ONLY: Mapping[str, msgspec.json.Decoder[OnlyMessages]] = {
+    "messages": ONLY_MESSAGES,
+    "contents": msgspec.json.Decoder(_OnlyContents),
+    "input": msgspec.json.Decoder(_OnlyInput),
+}
 
 
-def check_rest(body: bytes, name: str = "messages") -> None:
+def check_rest(body: bytes, name: str = "messages", called: str = "messages") -> None:
     """Raise InvalidRequest, before anything is made of it, for a body with more beside its messages than it may have.
 
-    The messages are under `name`. A body of another shape is for the decoder to refuse.
+    The messages are under `name`, and `called` so to the client. A body of another shape is for the decoder to refuse.
     """
     if len(body) <= MAX_REST_BYTES:
         return
     try:
-        found = ONLY_CONTENTS.decode(body) if name == "contents" else ONLY_MESSAGES.decode(body)
-        num_bytes = len(body) - len(memoryview(found.messages))
+        num_bytes = len(body) - len(memoryview(_ONLY[name].decode(body).messages))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return
     if num_bytes > MAX_REST_BYTES:
-        raise InvalidRequest(f"Beside its messages, the request has {num_bytes} bytes; at most {MAX_REST_BYTES}.")
+        raise InvalidRequest(f"Beside its {called}, the request has {num_bytes} bytes; at most {MAX_REST_BYTES}.")
 
 
 def wire_messages(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
@@ -51,6 +51,28 @@ def row_slices(drawn: Drawn) -> Iterator[slice]:
     """The tokens, as many at once as have about ROWS_AT_ONCE logprobs with their alternatives."""
     num_rows = max(1, ROWS_AT_ONCE // (1 + max(map(len, drawn.top_logprobs or ()), default=0)))
     return (slice(start, start + num_rows) for start in range(0, len(drawn.ids), num_rows))
+
+
+def token_rows(
+    drawn: Drawn, token_text: TokenText, *, as_id: bool, no_bytes: Sequence[int] | None
+) -> Iterator[list[dict[str, Any]]]:
+    """OpenAI's row for each sampled token with its alternatives, some at once. The bytes are the token's own, whatever
+    it is called; `no_bytes` stands where the token alone is not UTF-8."""
+
+    def token(id_: int, logprob: float) -> dict[str, Any]:
+        text = token_text(id_)
+        return {
+            "token": token_name(id_, token_text, as_id=as_id),
+            "logprob": logprob,
+            "bytes": no_bytes if "\N{REPLACEMENT CHARACTER}" in text else list(text.encode()),
+        }
+
+    tops = drawn.top_logprobs or ((),) * len(drawn.ids)
+    for part in row_slices(drawn):
+        yield [
+            {**token(id_, logprob), "top_logprobs": [token(top.id, top.logprob) for top in row]}
+            for id_, logprob, row in zip(drawn.ids[part], drawn.logprobs[part], tops[part], strict=True)
+        ]
 
 
 def parts_of(piece: StreamPiece) -> list[StreamPiece]:

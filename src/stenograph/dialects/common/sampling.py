@@ -14,7 +14,7 @@ from stenograph.core.chat import ReplyOptions, TextView, Truncation
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.routing import Routing
 from stenograph.core.types import Grammar, GrammarKind, ParamOutOfRange, SamplingParams
-from stenograph.dialects.common.json_bodies import decode_json, shown
+from stenograph.dialects.common.json_bodies import decode_json, shown, type_at
 from stenograph.dialects.common.sampling_fields import (
     HOST,
     NEUTRAL,
@@ -146,11 +146,8 @@ def _blame_type(body: bytes, error: InvalidRequest) -> None:
     known = _TYPES.get(field)
     if known is None:
         return
-    try:
-        kind: object = msgspec.json.decode(_OBJECT.decode(_OBJECT.decode(body)[field])["type"])
-    except (KeyError, msgspec.DecodeError):  # it has no type: that is not what is wrong
-        return
-    if isinstance(kind, str) and kind not in known:
+    kind = type_at(body, (field,))
+    if kind is not None and kind not in known:
         raise unknown_type(field, kind) from error
 
 

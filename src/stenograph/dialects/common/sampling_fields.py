@@ -14,6 +14,11 @@ def in_schema(**schema: object) -> Meta:
     return Meta(extra_json_schema=dict(schema))
 
 
+def list_of(struct: str) -> Meta:
+    """The schema of a list kept as bytes, which is decoded in portions: at least one of this struct."""
+    return in_schema(type="array", minItems=1, items={"$ref": f"#/components/schemas/{struct}"})
+
+
 Unread = Raw | UnsetType
 """A dropped or refused field; its value is not looked at."""
 Recorded = Annotated[Unread, in_schema(description="Recorded; it has no effect.")]
@@ -235,12 +240,13 @@ class FieldRules:
 def field_rules(
     struct: type[msgspec.Struct], *, refused: Mapping[str, str], as_all: Mapping[str, str] = REFUSED
 ) -> FieldRules:
-    """The rules of a route: its struct's fields, and the reasons for its refusals, those of `as_all` and its own."""
-    fields = msgspec.structs.fields(struct)
+    """The rules of a route: its struct's fields as a client names them, and the reasons for its refusals, those of
+    `as_all` and its own."""
+    types = {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
     all_refused = {**as_all, **refused}
     return FieldRules(
-        names=tuple(field.name for field in fields),
-        recorded=tuple(field.name for field in fields if field.type == Recorded),
+        names=tuple(types),
+        recorded=tuple(name for name, type_ in types.items() if type_ == Recorded),
         refused=all_refused,
-        accepted=tuple(field.name for field in fields if field.name not in all_refused),
+        accepted=tuple(name for name in types if name not in all_refused),
     )

@@ -43,6 +43,15 @@ def check_template_kwargs(kwargs: Mapping[str, object], *, at: str) -> None:
         raise InvalidRequest(f"The arguments have at most {MAX_VALUES} values together, these {num_values}.", param=at)
 
 
+def template_kwargs(given: Mapping[str, object] | None, *, effort: str | None = None) -> dict[str, object]:
+    """`chat_template_kwargs` of a request, with an effort that has a field of its own. Raises InvalidRequest."""
+    kwargs = dict(given or {})
+    check_template_kwargs(kwargs, at="/chat_template_kwargs")
+    if effort is not None:
+        kwargs.setdefault("reasoning_effort", effort)
+    return kwargs
+
+
 def check_depth(value: object, *, at: str) -> int:
     """Raise InvalidRequest if a decoded JSON value nests deeper than MAX_DEPTH; the values in it, on all levels."""
     level: list[object] = [value]

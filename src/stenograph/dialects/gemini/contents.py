@@ -18,7 +18,7 @@ from stenograph.core.errors import InvalidRequest, UnrenderableMessage
 from stenograph.core.json_shape import without_spaces
 from stenograph.core.messages import Message, Role, ToolCall
 from stenograph.core.rewrites import AppliedRewrite, kept_text
-from stenograph.dialects.common.json_bodies import MAX_ARGUMENTS_CHARS, MAX_MESSAGES, MAX_PARTS, nearest, shown
+from stenograph.dialects.common.json_bodies import MAX_MESSAGES, MAX_PARTS, check_arguments, shown, unknown_role
 from stenograph.dialects.common.sampling_fields import NEUTRAL
 from stenograph.dialects.common.template_input import check_json_depth
 from stenograph.dialects.gemini.fields import (
@@ -62,11 +62,7 @@ class _Open:
     def called(self, wire: WireFunctionCall, at: str) -> ToolCall:
         """A call. Without an id it gets one from its place alone."""
         arguments = _object_text(wire.args, f"{at}/args")
-        if len(arguments) > MAX_ARGUMENTS_CHARS:
-            raise InvalidRequest(
-                f"A call's args have at most {MAX_ARGUMENTS_CHARS} characters, these {len(arguments)}.",
-                param=f"{at}/args",
-            )
+        check_arguments(arguments, f"{at}/args", what="A call's args")
         call = ToolCall(id=wire.id or f"call_{self.num_seen}", name=wire.name, arguments=arguments)
         self.num_seen += 1
         self.ids.setdefault(wire.name, deque()).append(call.id)
@@ -161,11 +157,7 @@ def _read_messages(contents: Iterable[WireContent], read: ReadContents) -> None:
 def _role(content: WireContent, at: str) -> Role:
     role = _ROLES.get(content.role or "user")
     if role is None:
-        raise InvalidRequest(
-            f"Unknown role {shown(content.role or '')}; known are {', '.join(_ROLES)}. A system text is in"
-            f" systemInstruction.{nearest(content.role or '', _ROLES)}",
-            param=f"{at}/role",
-        )
+        raise unknown_role(content.role or "", _ROLES, at, remark=" A system text is in systemInstruction.")
     return role
 
 

@@ -11,7 +11,7 @@ from stenograph.core.chat import ChatReply, ChatRequest, ReplyOptions, Spelling
 from stenograph.core.errors import HistoryMismatch, InvalidRequest, StenographError
 from stenograph.core.json_types import Count
 from stenograph.core.types import SamplingParams
-from stenograph.dialects.base import Body, Call, Decoded, DialectRow, Incoming, Refusal, Spoken
+from stenograph.dialects.base import Body, Decoded, DialectCall, DialectRow, Incoming, Refusal, Spoken
 from stenograph.dialects.common.json_bodies import shown
 from stenograph.dialects.common.reply_parts import TokenText, json_body
 from stenograph.dialects.common.sampling import request_json
@@ -46,9 +46,9 @@ _ALT: dict[str, object] = {
 }
 
 
-def _call(method: str, reply: object, *, more: str = "", **facts: Any) -> Call:
+def _call(method: str, reply: object, *, more: str = "", **facts: Any) -> DialectCall:
     """A method's row."""
-    return Call(
+    return DialectCall(
         path="/{version}/models/{model}:{method}",
         choices={"version": ("v1beta", "v1", "v1alpha"), "method": (method,)},
         id=method,

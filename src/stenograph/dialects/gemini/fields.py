@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw
 
-from stenograph.dialects.common.sampling_fields import FieldRules, Recorded, Seed, Unread, in_schema
+from stenograph.dialects.common.sampling_fields import Recorded, Seed, Unread, field_rules, in_schema, list_of
 
 NotShown = Annotated[Unread, in_schema(type="null")]
 """Data other than text. Another value than null is refused after decoding, with a clearer message."""
@@ -169,7 +169,7 @@ class WireGenerateRequest(msgspec.Struct, forbid_unknown_fields=True, rename="ca
     reply that the session generated, the model's template can render every message, and the prompt fits its context.
     """
 
-    contents: Raw  # a list of WireContent, decoded in portions
+    contents: Annotated[Raw, list_of("WireContent")]
     system_instruction: WireSystemInstruction | None = None
     tools: list[WireGeminiTool] | None = None
     tool_config: WireToolConfig | None = None
@@ -182,28 +182,19 @@ class WireGenerateRequest(msgspec.Struct, forbid_unknown_fields=True, rename="ca
     cached_content: Unread = UNSET
 
 
-def _rules(struct: type[msgspec.Struct], refused: dict[str, str]) -> FieldRules:
-    fields = msgspec.structs.fields(struct)
-    return FieldRules(
-        names=tuple(field.encode_name for field in fields),
-        recorded=tuple(field.encode_name for field in fields if field.type == Recorded),
-        refused=refused,
-        accepted=tuple(field.encode_name for field in fields if field.encode_name not in refused),
-    )
-
-
 _MEDIA = "only text is supported"
 
-GEMINI_FIELDS = _rules(
+GEMINI_FIELDS = field_rules(
     WireGenerateRequest,
-    {
+    refused={
         "model": "the path names the model",
         "cachedContent": "contents are not cached by name; send them all, and the engine reuses what it knows",
     },
+    as_all={},
 )
-CONFIG_FIELDS = _rules(
+CONFIG_FIELDS = field_rules(
     WireGenerationConfig,
-    {
+    refused={
         "responseModalities": _MEDIA,
         "responseFormat": "send 'responseMimeType' and 'responseJsonSchema'",
         "speechConfig": _MEDIA,
@@ -217,6 +208,7 @@ CONFIG_FIELDS = _rules(
         "routingConfig": "there is one model",
         "modelSelectionConfig": "there is one model",
     },
+    as_all={},
 )
 
 NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {

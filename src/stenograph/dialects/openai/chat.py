@@ -4,7 +4,7 @@ Every field is honoured, recorded or refused (chat_fields.py); nothing is accept
 named by a JSON pointer. Replies are chat_reply.py's.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple, cast
 
@@ -24,15 +24,15 @@ from stenograph.core.chat import (
 from stenograph.core.errors import CallerError, InvalidRequest, UnrenderableMessage
 from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.dialects.common.json_bodies import (
-    MAX_ARGUMENTS_CHARS,
     MAX_MESSAGES,
     MAX_PARTS,
     ONLY_MESSAGES,
+    check_arguments,
     check_rest,
     check_utf8,
-    nearest,
     shown,
     type_at,
+    unknown_role,
     wire_messages,
 )
 from stenograph.dialects.common.sampling import (
@@ -48,7 +48,7 @@ from stenograph.dialects.common.sampling import (
     truncation,
     unknown_type,
 )
-from stenograph.dialects.common.template_input import check_template_kwargs, function_tool
+from stenograph.dialects.common.template_input import function_tool, template_kwargs
 from stenograph.dialects.openai.chat_fields import (
     CHAT_FIELDS,
     TextPart,
@@ -263,7 +263,7 @@ def _beside(wire: WireChatRequest, recorded: dict[str, str], after: bytes = b"")
         params=params,
         said=said,
         spelling=OpenAISpelling(max_tokens=max_tokens_name, grammar=constraint.param, other_names=other_names(wire)),
-        template_kwargs=_template_kwargs(wire),
+        template_kwargs=template_kwargs(wire.chat_template_kwargs, effort=wire.reasoning_effort),
         truncation=truncation(wire),
         routing=routing_hints(wire),
         text=text_view(wire, separates_reasoning=wire.separate_reasoning is not False),
@@ -346,10 +346,7 @@ def _message(wire: WireMessage, index: int) -> Message:
     """A message, by its number. Raises InvalidRequest or UnrenderableMessage."""
     role = _ROLES.get(wire.role)
     if role is None:
-        raise InvalidRequest(
-            f"Unknown role {shown(wire.role)}; known are {', '.join(_ROLES)}.{nearest(wire.role, _ROLES)}",
-            param=f"/messages/{index}/role",
-        )
+        raise unknown_role(wire.role, _ROLES, f"/messages/{index}")
     content = wire.content
     if role is not Role.ASSISTANT:
         if wire.tool_calls or wire.reasoning_content or wire.reasoning:
@@ -391,11 +388,7 @@ def _calls(wire: list[WireToolCall], at: str) -> tuple[ToolCall, ...]:
             raise UnrenderableMessage(
                 f"A tool call of type {shown(call.type)} cannot be shown to the model.", param=f"{at}/{index}/type"
             )
-        if len(arguments) > MAX_ARGUMENTS_CHARS:
-            raise InvalidRequest(
-                f"A tool call's arguments have at most {MAX_ARGUMENTS_CHARS} characters, these {len(arguments)}.",
-                param=f"{at}/{index}/function/arguments",
-            )
+        check_arguments(arguments, f"{at}/{index}/function/arguments")
         calls.append(ToolCall(id=call.id, name=name, arguments=arguments))
     return tuple(calls)
 
@@ -465,11 +458,3 @@ def _num_top_logprobs(wire: WireChatRequest) -> int:
     if wire.top_logprobs and not wire.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true.", param="/top_logprobs")
     return wire.top_logprobs or 0
-
-
-def _template_kwargs(wire: WireChatRequest) -> Mapping[str, object]:
-    kwargs = dict(wire.chat_template_kwargs or {})
-    check_template_kwargs(kwargs, at="/chat_template_kwargs")
-    if wire.reasoning_effort is not None:
-        kwargs.setdefault("reasoning_effort", wire.reasoning_effort)
-    return kwargs

@@ -16,6 +16,7 @@ from stenograph.dialects.common.sampling_fields import (
     WirePromptSampling,
     field_rules,
     in_schema,
+    list_of,
 )
 from stenograph.dialects.common.template_input import TemplateKwargs
 
@@ -134,7 +135,7 @@ class WireChatRequest(WirePromptSampling, forbid_unknown_fields=True, kw_only=Tr
     leaves such values out.
     """
 
-    messages: Raw  # bytes at first: an engine that parses replies gets them as the client spelled them
+    messages: Annotated[Raw, list_of("WireMessage")]  # an engine that parses replies gets the client's bytes
     tools: list[WireTool] | None = None
     tool_choice: Annotated[str, in_schema(enum=["auto", "none", "required"])] | WireNamedChoice | None = None
     parallel_tool_calls: bool | None = None

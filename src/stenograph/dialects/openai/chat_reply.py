@@ -6,7 +6,7 @@ The ids and logprobs of a reply are in vLLM's places: `prompt_token_ids` at the 
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Annotated, Literal, NotRequired, TypedDict
+from typing import Annotated, Literal, NotRequired, TypedDict, cast
 
 import msgspec
 from msgspec import Meta
@@ -26,8 +26,7 @@ from stenograph.dialects.common.reply_parts import (
     TokenText,
     parts_of,
     reply_text,
-    row_slices,
-    token_name,
+    token_rows,
     whole_or_pieces,
 )
 
@@ -372,27 +371,8 @@ def _call_piece(call: ToolCallDelta) -> ToolCallPiece:
 
 
 def _rows(drawn: Drawn, token_text: TokenText, options: ReplyOptions) -> Iterator[list[SampledLogprob]]:
-    """A row for each token, some at once."""
-    as_id = options.tokens_as_ids
-    tops = drawn.top_logprobs or ((),) * len(drawn.ids)
-    for part in row_slices(drawn):
-        yield [
-            {
-                **_token(id_, logprob, token_text, as_id=as_id),
-                "top_logprobs": [_token(top.id, top.logprob, token_text, as_id=as_id) for top in row],
-            }
-            for id_, logprob, row in zip(drawn.ids[part], drawn.logprobs[part], tops[part], strict=True)
-        ]
-
-
-def _token(id_: int, logprob: float, token_text: TokenText, *, as_id: bool) -> TokenLogprob:
-    """The bytes are the token's own, whatever it is called."""
-    text = token_text(id_)
-    return {
-        "token": token_name(id_, token_text, as_id=as_id),
-        "logprob": logprob,
-        "bytes": None if "\N{REPLACEMENT CHARACTER}" in text else list(text.encode()),
-    }
+    rows = token_rows(drawn, token_text, as_id=options.tokens_as_ids, no_bytes=None)
+    return cast("Iterator[list[SampledLogprob]]", rows)
 
 
 def usage_body(usages: Sequence[Usage]) -> ReplyUsage:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from stenograph.core.chat import ChatReply, ReplyOptions, Spelling
 from stenograph.core.errors import StenographError
 from stenograph.core.types import SamplingParams
-from stenograph.dialects.base import Body, Call, Decoded, DialectRow, Incoming, Refusal, Spoken
+from stenograph.dialects.base import Body, Decoded, DialectCall, DialectRow, Incoming, Refusal, Spoken
 from stenograph.dialects.common.errors import ErrorBody, refusal
 from stenograph.dialects.common.reply_parts import TokenText, json_body
 from stenograph.dialects.common.sampling import request_json
@@ -33,7 +33,7 @@ _ABOUT = (
     "The reply. A stream has events with a `{}` each, then `[DONE]`."
     " A stream that fails ends with an `ErrorBody` instead of `[DONE]`."
 )
-_CHAT = Call(
+_CHAT = DialectCall(
     path=CHAT_PATH,
     id="chat",
     summary="OpenAI chat {where}",
@@ -44,7 +44,7 @@ _CHAT = Call(
     about=_ABOUT.format("ChatCompletionChunk"),
     by_engine=True,
 )
-_COMPLETION = Call(
+_COMPLETION = DialectCall(
     path=COMPLETIONS_PATH,
     id="complete",
     summary="OpenAI completions {where}",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from stenograph.core.chat import ChatReply, ReplyOptions, Spelling
 from stenograph.core.errors import PreviousResponseNotFound, StenographError
 from stenograph.core.types import SamplingParams
-from stenograph.dialects.base import Body, Call, Decoded, DialectRow, Incoming, Refusal, Spoken
+from stenograph.dialects.base import Body, Decoded, DialectCall, DialectRow, Incoming, Refusal, Spoken
 from stenograph.dialects.common.errors import ErrorBody, refusal
 from stenograph.dialects.common.reply_parts import TokenText, json_body
 from stenograph.dialects.responses.fields import WireResponsesRequest
@@ -17,7 +17,7 @@ from stenograph.dialects.responses.spelling import PLAIN, RESPONSES, ReplyForm, 
 from stenograph.dialects.responses.stream import ResponseWriter
 from stenograph.dialects.settings import UnknownFields
 
-_CALL = Call(
+_CALL = DialectCall(
     path=RESPONSES_PATH,
     id="respond",
     summary="OpenAI responses {where}",

@@ -15,12 +15,12 @@ from stenograph.core.chat import PastTurns
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.messages import Message, Role, ToolCall
 from stenograph.dialects.common.json_bodies import (
-    MAX_ARGUMENTS_CHARS,
     MAX_PARTS,
     MAX_REST_BYTES,
+    check_arguments,
     decode_part,
-    nearest,
     shown,
+    unknown_role,
 )
 from stenograph.dialects.responses.ids import ItemId, item_id, turn_of_sealed
 from stenograph.dialects.responses.items import (
@@ -138,18 +138,18 @@ class ItemMessages:
             case ReasoningItem():
                 self._take_reasoning(item, at)
             case FunctionCallItem():
-                _check_arguments(item.arguments, f"{at}/arguments")
+                check_arguments(item.arguments, f"{at}/arguments")
                 self._add_call(item.id, item.call_id, flat_name(item.name, item.namespace), item.arguments, at)
             case CallOutputItem():
                 place = MessagePlace(at, f"{at}/type", f"{at}/output")
                 self.add(Role.TOOL, text_of(item.output, f"{at}/output"), place, call_id=item.call_id or None)
             case CustomCallItem():
-                _check_arguments(item.input, f"{at}/input")
+                check_arguments(item.input, f"{at}/input")
                 arguments = msgspec.json.encode({INPUT: item.input}).decode()
                 self._add_call(item.id, item.call_id, flat_name(item.name, item.namespace), arguments, at)
             case SearchCallItem():
                 text = bytes(item.arguments).decode()
-                _check_arguments(text, f"{at}/arguments")
+                check_arguments(text, f"{at}/arguments")
                 self._add_call(item.id, item.call_id or "", SEARCH, text, at)
             case SearchOutputItem():
                 self._take_found(item, at)
@@ -159,10 +159,7 @@ class ItemMessages:
     def _take_message(self, item: MessageItem, at: str) -> None:
         role = _ROLES.get(item.role)
         if role is None:
-            raise InvalidRequest(
-                f"Unknown role {shown(item.role)}; known are {', '.join(_ROLES)}.{nearest(item.role, _ROLES)}",
-                param=f"{at}/role",
-            )
+            raise unknown_role(item.role, _ROLES, at)
         text = text_of(item.content, f"{at}/content")
         if role is Role.ASSISTANT:
             self._reply(item.id, at).say(text)
@@ -267,13 +264,6 @@ class ItemMessages:
             reply = self._open = _OpenReply(at, turn)
         reply.turn = reply.turn or turn
         return reply
-
-
-def _check_arguments(text: str, at: str) -> None:
-    if len(text) > MAX_ARGUMENTS_CHARS:
-        raise InvalidRequest(
-            f"A tool call's arguments have at most {MAX_ARGUMENTS_CHARS} characters, these {len(text)}.", param=at
-        )
 
 
 def message_pointer(places: Sequence[MessagePlace], index: int | None, path: tuple[str | int, ...]) -> str:

@@ -158,12 +158,12 @@ class PartType(msgspec.Struct):
 
 TEXT_TYPES = ("input_text", "output_text", "text")
 REASONING_TYPES = ("reasoning_text", "summary_text", "text")
-_KINDS: tuple[type[InputItem], ...] = (
+KINDS: tuple[type[InputItem], ...] = (
     MessageItem, ReasoningItem, FunctionCallItem, CustomCallItem, SearchCallItem, CallOutputItem, CustomOutputItem,
     SearchOutputItem, ReferenceItem,
 )  # fmt: skip
-_OF_TYPE: dict[str, type[InputItem]] = {str(kind.__struct_config__.tag): kind for kind in _KINDS}
-_DECODERS = {kind: msgspec.json.Decoder(kind) for kind in _KINDS}
+_OF_TYPE: dict[str, type[InputItem]] = {str(kind.__struct_config__.tag): kind for kind in KINDS}
+_DECODERS = {kind: msgspec.json.Decoder(kind) for kind in KINDS}
 _ALL = msgspec.json.Decoder(list[InputItem])
 _ITEMS = msgspec.json.Decoder(list[Raw])
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])

@@ -16,7 +16,7 @@ from stenograph.core.json_pieces import as_chunked_list
 from stenograph.core.json_types import Count, Logprob, TokenIds
 from stenograph.core.messages import Message, ToolCall
 from stenograph.core.types import FinishReason, SamplingParams, Usage
-from stenograph.dialects.common.reply_parts import Drawn, TokenText, reply_text, row_slices, token_name
+from stenograph.dialects.common.reply_parts import Drawn, TokenText, reply_text, token_rows
 from stenograph.dialects.responses.ids import RESPONSE, ItemId, sealed
 from stenograph.dialects.responses.spelling import ReplyForm
 from stenograph.dialects.responses.tools import INPUT, CallForm
@@ -386,16 +386,8 @@ def call_item(
 
 def logprob_rows(drawn: Drawn, token_text: TokenText, options: ReplyOptions) -> Iterator[list[OutputToken]]:
     """A row for each sampled token, some at once."""
-    as_id = options.tokens_as_ids
-    tops = drawn.top_logprobs or ((),) * len(drawn.ids)
-    for part in row_slices(drawn):
-        yield [
-            {
-                **_token(id_, logprob, token_text, as_id=as_id),
-                "top_logprobs": [_token(top.id, top.logprob, token_text, as_id=as_id) for top in row],
-            }
-            for id_, logprob, row in zip(drawn.ids[part], drawn.logprobs[part], tops[part], strict=True)
-        ]
+    rows = token_rows(drawn, token_text, as_id=options.tokens_as_ids, no_bytes=())
+    return cast("Iterator[list[OutputToken]]", rows)
 
 
 def response_tokens(usage: Usage) -> ResponseTokens:
@@ -418,13 +410,3 @@ def _object(text: str) -> dict[str, object] | None:
         return _OBJECT.decode(text)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         return None
-
-
-def _token(id_: int, logprob: float, token_text: TokenText, *, as_id: bool) -> TopToken:
-    """The bytes are the token's own, whatever it is called."""
-    text = token_text(id_)
-    return {
-        "token": token_name(id_, token_text, as_id=as_id),
-        "logprob": logprob,
-        "bytes": [] if "\N{REPLACEMENT CHARACTER}" in text else list(text.encode()),
-    }

@@ -4,7 +4,7 @@ Every field is honoured, recorded or refused (fields.py); nothing is accepted an
 items.py, tools functions in tools.py. Replies are reply.py's.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,7 +16,7 @@ from stenograph.core.message_json import encode_messages
 from stenograph.core.messages import Message, Role
 from stenograph.core.types import Grammar, GrammarKind
 from stenograph.dialects.base import Incoming
-from stenograph.dialects.common.json_bodies import MAX_MESSAGES, MAX_REST_BYTES, shown
+from stenograph.dialects.common.json_bodies import MAX_MESSAGES, check_rest, shown
 from stenograph.dialects.common.sampling import (
     Constraint,
     decode_fields,
@@ -32,7 +32,7 @@ from stenograph.dialects.common.sampling import (
     truncation,
 )
 from stenograph.dialects.common.sampling_fields import Unread
-from stenograph.dialects.common.template_input import check_template_kwargs
+from stenograph.dialects.common.template_input import template_kwargs
 from stenograph.dialects.responses.fields import (
     ENCRYPTED_REASONING,
     OUTPUT_LOGPROBS,
@@ -57,8 +57,6 @@ _REPEATED: dict[str, msgspec.json.Decoder[Any]] = {
     "prompt_cache_key": _STRING,
 }
 """Recorded fields repeated in a response, by name."""
-_OBJECT = msgspec.json.Decoder(dict[str, Raw])
-_LIST = msgspec.json.Decoder(list[Raw])
 
 
 class DecodedResponse(NamedTuple):
@@ -71,7 +69,7 @@ class DecodedResponse(NamedTuple):
 def decode_response(incoming: Incoming, *, unknown_fields: UnknownFields = UnknownFields.REFUSE) -> DecodedResponse:
     """Read a request. Raises InvalidJson, InvalidRequest, UnrenderableMessage or PreviousResponseNotFound, with a JSON
     pointer."""
-    _check_rest(incoming.body)
+    check_rest(incoming.body, "input", called="input")
     wire, recorded = decode_fields(incoming.body, _REQUEST, RESPONSES_FIELDS, unknown_fields)
     tools = decode_tools(wire.tools)
     conversation = _conversation(wire, incoming.past)
@@ -104,7 +102,9 @@ def decode_response(incoming: Incoming, *, unknown_fields: UnknownFields = Unkno
         parallel_tool_calls=wire.parallel_tool_calls is not False,
         params=params,
         spelling=_spelling(wire, conversation, callable_tools, form, constraint),
-        template_kwargs=_template_kwargs(wire),
+        template_kwargs=template_kwargs(
+            wire.chat_template_kwargs, effort=None if wire.reasoning is None else wire.reasoning.effort
+        ),
         truncation=truncation(wire),
         routing=routing_hints(wire),
         text=text_view(wire),
@@ -146,30 +146,6 @@ def _kept(request: ChatRequest, form: ReplyForm) -> bytes:
     if form == PLAIN:
         return kept
     return kept[:-1] + b',"wire":' + msgspec.json.encode(form) + b"}"
-
-
-class _OnlyInput(msgspec.Struct):
-    """A body's items; nothing else is looked into."""
-
-    input: Raw
-
-
-_ONLY_INPUT = msgspec.json.Decoder(_OnlyInput)
-
-
-def _check_rest(body: bytes) -> None:
-    """Raise InvalidRequest, before anything is made of it, for a body with more beside its input than it may have.
-
-    A body of another shape is for the decoder to refuse.
-    """
-    if len(body) <= MAX_REST_BYTES:
-        return
-    try:
-        num_bytes = len(body) - len(memoryview(_ONLY_INPUT.decode(body).input))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return
-    if num_bytes > MAX_REST_BYTES:
-        raise InvalidRequest(f"Beside its input, the request has {num_bytes} bytes; at most {MAX_REST_BYTES}.")
 
 
 def _conversation(wire: WireResponsesRequest, past: PastTurns | None) -> ItemMessages:
@@ -241,14 +217,6 @@ def _text_constraint(wire: WireResponsesRequest) -> Constraint | None:
                 f"text.format.type must be 'text', 'json_object' or 'json_schema', got {shown(kind)}.",
                 param=f"{at}/type",
             )
-
-
-def _template_kwargs(wire: WireResponsesRequest) -> Mapping[str, object]:
-    kwargs = dict(wire.chat_template_kwargs or {})
-    check_template_kwargs(kwargs, at="/chat_template_kwargs")
-    if wire.reasoning is not None and wire.reasoning.effort is not None:
-        kwargs.setdefault("reasoning_effort", wire.reasoning.effort)
-    return kwargs
 
 
 def _head(wire: WireResponsesRequest, *, is_held: bool) -> dict[str, Raw]:

@@ -1,16 +1,11 @@
 """Narrows the schemas of Gemini's requests to the accepted ones, as far as JSON Schema can say it. Pure."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
-from stenograph.dialects.common.sampling_fields import FieldRules
-from stenograph.dialects.gemini.fields import CONFIG_FIELDS, GEMINI_FIELDS, NotShown
-from stenograph.dialects.gemini.fields import STRUCT_AT as STRUCTS
-from stenograph.dialects.settings import UnknownFields
-
-Schema = dict[str, Any]
+from stenograph.dialects.gemini.fields import STRUCT_AT, NotShown
+from stenograph.http.route import Schema
 
 _TEXT: Schema = {"text": {"type": "string"}}
 _CALL: Schema = {"functionCall": {"$ref": "#/components/schemas/FunctionCall"}}
@@ -20,17 +15,13 @@ _NO_THOUGHT: Schema = {"thought": {"enum": [False, None]}}
 _MAYBE_THOUGHT: Schema = {"thought": {"type": ["boolean", "null"]}}
 
 
-def narrow_gemini(schemas: dict[str, Schema], unknown_fields: UnknownFields) -> None:
+def narrow_gemini(schemas: dict[str, Schema]) -> None:
     """Narrow the schemas of a Gemini request, made from its structs."""
-    for struct in dict.fromkeys(STRUCTS.values()):
+    for struct in dict.fromkeys(STRUCT_AT.values()):
         schema = schemas[struct.__name__.removeprefix("Wire")]
         for field in msgspec.structs.fields(struct):
             if field.type == NotShown:
                 del schema["properties"][field.encode_name]
-    _narrow(schemas["GenerateRequest"], GEMINI_FIELDS, unknown_fields)
-    _narrow(schemas["GenerationConfig"], CONFIG_FIELDS, unknown_fields)
-    request: Schema = schemas["GenerateRequest"]["properties"]
-    request["contents"] = {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/Content"}}
     config: Schema = schemas["GenerationConfig"]["properties"]
     config["responseMimeType"] = {"enum": ["text/plain", "application/json", "text/x.enum", None]}
     config["stopSequences"]["anyOf"][0]["items"]["minLength"] = 1
@@ -48,14 +39,6 @@ def narrow_gemini(schemas: dict[str, Schema], unknown_fields: UnknownFields) -> 
             _content("ModelContent", model, [_part(_TEXT | _MAYBE_THOUGHT), _part(_CALL | _MAYBE_THOUGHT)]),
         ],
     }
-
-
-def _narrow(schema: Schema, rules: FieldRules, unknown_fields: UnknownFields) -> None:
-    schema["additionalProperties"] = unknown_fields is UnknownFields.RECORD
-    for name, why in rules.refused.items():
-        del schema["properties"][name]
-        if unknown_fields is UnknownFields.RECORD:
-            schema["properties"][name] = {"type": "null", "description": f"Refused: {why}."}
 
 
 def _part(fields: Schema) -> Schema:

@@ -16,7 +16,6 @@ import msgspec
 from stenograph.core.messages import Role
 from stenograph.dialects.anthropic.fields import (
     MESSAGES_FIELDS,
-    WireMessageParam,
     WireTextBlock,
     WireThinkingBlock,
     WireToolResultBlock,
@@ -24,7 +23,8 @@ from stenograph.dialects.anthropic.fields import (
 )
 from stenograph.dialects.common.sampling import NOT_SAMPLING
 from stenograph.dialects.common.sampling_fields import FieldRules, Rule
-from stenograph.dialects.openai.chat_fields import CHAT_FIELDS, WireMessage
+from stenograph.dialects.gemini.fields import CONFIG_FIELDS, GEMINI_FIELDS
+from stenograph.dialects.openai.chat_fields import CHAT_FIELDS
 from stenograph.dialects.openai.completions import COMPLETION_FIELDS
 from stenograph.dialects.responses.fields import RESPONSES_FIELDS
 from stenograph.dialects.settings import UnknownFields
@@ -57,6 +57,14 @@ class Described:
 _NULL: Schema = {"type": "null"}
 _GIVEN: Schema = {"not": _NULL}
 
+_RULES = {
+    "ChatRequest": CHAT_FIELDS,
+    "CompletionRequest": COMPLETION_FIELDS,
+    "MessagesRequest": MESSAGES_FIELDS,
+    "ResponsesRequest": RESPONSES_FIELDS,
+    "GenerateRequest": GEMINI_FIELDS,
+    "GenerationConfig": CONFIG_FIELDS,
+}
 _GRAMMAR_FIELDS = (
     "response_format", "structured_outputs", "regex", "ebnf", "json_schema",
     "guided_json", "guided_regex", "guided_choice", "guided_grammar",
@@ -73,23 +81,23 @@ def components(kinds: Iterable[type], shapes: Iterable[type], described: Describ
     schemas = _renamed(made)
     for schema in schemas.values():
         schema["description"] = _unwrapped(schema["description"])
-    _narrow_sampling(schemas["ChatRequest"], CHAT_FIELDS, described.unknown_fields)
-    _narrow_sampling(schemas["CompletionRequest"], COMPLETION_FIELDS, described.unknown_fields)
-    _leave_out_refused(schemas["MessagesRequest"], MESSAGES_FIELDS, described.unknown_fields)
+    for name, rules in _RULES.items():
+        _leave_out_refused(schemas[name], rules, described.unknown_fields)
+    for name in ("ChatRequest", "CompletionRequest", "ResponsesRequest"):
+        _narrow_sampling(schemas[name])
     _narrow_param(schemas["MessageParam"])
     _require(schemas["MessagesTool"], "input_schema")
-    _narrow_sampling(schemas["ResponsesRequest"], RESPONSES_FIELDS, described.unknown_fields)
     describe_responses(schemas)
     _narrow_grammars(schemas["ResponseFormat"], schemas["StructuredOutputs"])
     _narrow_message(schemas["Message"])
-    narrow_gemini(schemas, described.unknown_fields)
+    narrow_gemini(schemas)
     _require(schemas["TextPart"], "text")
     _require(schemas["Tool"], "function")
     _describe_bytes(schemas, described.vocab_size)
     _describe_sent(schemas)
     _first(schemas["CreateSession"], "matcher")["enum"] = list(described.matchers)
-    name = f"({'|'.join(map(re.escape, described.rewrites))})"
-    _first(schemas["CreateSession"], "canonical")["pattern"] = f"^({DEFAULT}|{OFF}|{name}(,{name})*)$"
+    rewrite = f"({'|'.join(map(re.escape, described.rewrites))})"
+    _first(schemas["CreateSession"], "canonical")["pattern"] = f"^({DEFAULT}|{OFF}|{rewrite}(,{rewrite})*)$"
     return schemas
 
 
@@ -104,24 +112,17 @@ def _describe_bytes(schemas: dict[str, Schema], vocab_size: int) -> None:
         "description": "A text, token ids, or a list of either, whose items are a prompt each.",
         "anyOf": [*prompts, *several],
     }
-    message: Schema = {"$ref": ref(WireMessage)}
-    schemas["ChatRequest"]["properties"]["messages"] = {"type": "array", "minItems": 1, "items": message}
-    param: Schema = {"$ref": ref(WireMessageParam)}
     blocks: Schema = {"type": "array", "items": {"$ref": ref(WireTextBlock)}}
     schemas["MessagesRequest"]["properties"]["system"] = {"anyOf": [{"type": "string"}, blocks, _NULL]}
-    schemas["MessagesRequest"]["properties"]["messages"] = {"type": "array", "minItems": 1, "items": param}
 
 
 def _describe_sent(schemas: dict[str, Schema]) -> None:
     """Add to a record's request the sampling fields of all routes' requests: it has them as they were sent."""
     recorded: Schema = schemas["RecordedRequest"]["properties"]
-    for route, rules in (
-        ("ChatRequest", CHAT_FIELDS),
-        ("CompletionRequest", COMPLETION_FIELDS),
-        ("MessagesRequest", MESSAGES_FIELDS),
-        ("ResponsesRequest", RESPONSES_FIELDS),
-    ):
-        asked: Schema = schemas[route]["properties"]
+    for request, rules in _RULES.items():
+        if request.startswith("Gen"):  # a record has Gemini's whole configuration as one field
+            continue
+        asked: Schema = schemas[request]["properties"]
         for name in rules.names:
             if name in NOT_SAMPLING or name not in asked or rules.rule_of(name) is not Rule.HONOURED:
                 continue
@@ -171,9 +172,8 @@ def _first(schema: Schema, name: str) -> Schema:
     return cast("Schema", found["anyOf"][0]) if "anyOf" in found else found
 
 
-def _narrow_sampling(request: Schema, rules: FieldRules, unknown_fields: UnknownFields) -> None:
-    """Add the rules common to a chat and a completion."""
-    _leave_out_refused(request, rules, unknown_fields)
+def _narrow_sampling(request: Schema) -> None:
+    """Add the rules common to a chat, a completion and a response."""
     fields: dict[str, Schema] = request["properties"]
     for name in ("json_schema", "guided_json"):
         _only_objects(fields[name])

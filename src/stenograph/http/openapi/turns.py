@@ -28,7 +28,7 @@ from stenograph.core.errors import (
     WorkerUnavailable,
 )
 from stenograph.core.loaded import entry
-from stenograph.dialects.base import Call, DialectRow
+from stenograph.dialects.base import DialectCall, DialectRow
 from stenograph.dialects.common.errors import ErrorBody
 from stenograph.dialects.settings import DialectKind
 from stenograph.http.dialects import DIALECTS
@@ -139,7 +139,7 @@ def turn_rows(kind: DialectKind, *, forwards: bool) -> tuple[Route, ...]:
     return tuple(_row(call, *where, forwards=forwards) for calls in groups for where in _WHERE for call in calls)
 
 
-def _row(call: Call, prefix: str, suffix: str, where: str, *, forwards: bool) -> Route:
+def _row(call: DialectCall, prefix: str, suffix: str, where: str, *, forwards: bool) -> Route:
     own = cast("tuple[Schema, ...]", call.parameters)
     parameters = (
         *(one for one in own if one["in"] == "path"),
@@ -163,7 +163,7 @@ def _row(call: Call, prefix: str, suffix: str, where: str, *, forwards: bool) ->
     )
 
 
-def _answers(call: Call, *, forwards: bool) -> dict[str, Schema]:
+def _answers(call: DialectCall, *, forwards: bool) -> dict[str, Schema]:
     """A turn's reply. An engine's server may write it itself; its refusals go out as they came, in OpenAI's shape."""
     content: Schema = {media: _content(media, call.reply) for media in call.media}
     if forwards and call.by_engine:
