@@ -9,15 +9,12 @@ from functools import partial
 from starlette.types import Receive, Scope, Send
 
 from stenograph.core.chat import ChatRequest, Spelling
-from stenograph.core.clock import Clock
 from stenograph.core.errors import StenographError
 from stenograph.dialects.base import CountDialect, Incoming
-from stenograph.http.auth import Doorman
-from stenograph.http.metrics import Metrics
+from stenograph.http.part import Core
 from stenograph.http.turn_route import DECODED_OFF_LOOP_BYTES, RequestPath, client_name, sought_headers
 from stenograph.http.wire import ClientGone, count_error, headers_of, read_json, send_refusal, send_whole
 from stenograph.offload.body_slots import BodySlots
-from stenograph.offload.pool import CpuPool
 from stenograph.session.admission import Caller
 from stenograph.session.counting import PromptCounter
 from stenograph.session.ledger import NO_NOTE
@@ -29,24 +26,24 @@ class CountRoute:
 
     dialect: CountDialect
     counter: PromptCounter
-    doorman: Doorman
-    metrics: Metrics
-    clock: Clock
-    max_body_bytes: int
-    pool: CpuPool
+    core: Core
     body_slots: BodySlots
-    sought_headers: frozenset[bytes] = frozenset()
+    sought_headers: frozenset[bytes]
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, path: RequestPath) -> None:
         """Serve one request to `path`."""
         note, spelling = NO_NOTE, None
         await self.body_slots.small()
         try:
-            session = await self.doorman.session_of(scope)
+            session = await self.core.doorman.session_of(scope)
             name = client_name(headers_of(scope))
             if session is not None:
-                note = session.ledger.note(self.clock, path=path.route, dialect=self.dialect.name, client=name)
-            body = await read_json(scope, receive, max_bytes=self.max_body_bytes, body_slots=self.body_slots)
+                note = session.ledger.note(
+                    self.core.services.clock, path=path.route, dialect=self.dialect.name, client=name
+                )
+            body = await read_json(
+                scope, receive, max_bytes=self.core.settings.max_body_bytes, body_slots=self.body_slots
+            )
             request = await self._decode(Incoming(body=body, at=path.at))
             spelling = request.spelling
             headers = sought_headers(headers_of(scope), self.sought_headers)
@@ -69,8 +66,10 @@ class CountRoute:
         if len(incoming.body) < DECODED_OFF_LOOP_BYTES:
             return self.dialect.decode(incoming)
         async with self.body_slots.decoding():
-            return await self.pool.run(partial(self.dialect.decode, incoming), num_bytes=len(incoming.body))
+            return await self.core.services.pool.run(
+                partial(self.dialect.decode, incoming), num_bytes=len(incoming.body)
+            )
 
     async def _send_error(self, send: Send, error: StenographError, spelling: Spelling | None) -> None:
-        count_error(self.metrics, error)
+        count_error(self.core.metrics, error)
         await send_refusal(send, self.dialect.refusal(error, spelling))

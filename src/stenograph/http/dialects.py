@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-from stenograph.core.kinds import Compat
 from stenograph.core.loaded import entry
 from stenograph.dialects.base import Spoken
 from stenograph.dialects.settings import DialectKind
@@ -40,38 +39,14 @@ def spoken_by(settings: Settings, renderer: Renderer, model: str) -> Spoken:
 
 def turn_routes(core: Core, body_slots: BodySlots) -> list[TurnRoute | CountRoute]:
     """The routes of the dialects: for turns, and for counts alone."""
-    settings, services, doorman, metrics = core.settings, core.services, core.doorman, core.metrics
-    counter = PromptCounter(doorman.manager, services)
-    sought_headers = frozenset(name.encode() for name in services.kind_rules.headers)
+    counter = PromptCounter(core.manager, core.services)
+    sought = frozenset(name.encode() for name in core.services.kind_rules.headers)
     turns = [
-        TurnRoute(
-            dialect=dialect,
-            manager=doorman.manager,
-            doorman=doorman,
-            engine=services.engine,
-            metrics=metrics,
-            clock=services.clock,
-            max_body_bytes=settings.max_body_bytes,
-            pool=services.pool,
-            share=services.share,
-            body_slots=body_slots,
-            sought_headers=sought_headers,
-            as_miles=settings.compat is Compat.MILES,
-        )
+        TurnRoute(dialect=dialect, core=core, body_slots=body_slots, sought_headers=sought)
         for dialect in core.spoken.turns
     ]
     counts = [
-        CountRoute(
-            dialect=dialect,
-            counter=counter,
-            doorman=doorman,
-            metrics=metrics,
-            clock=services.clock,
-            max_body_bytes=settings.max_body_bytes,
-            pool=services.pool,
-            body_slots=body_slots,
-            sought_headers=sought_headers,
-        )
+        CountRoute(dialect=dialect, counter=counter, core=core, body_slots=body_slots, sought_headers=sought)
         for dialect in core.spoken.counters
     ]
     return [*turns, *counts]

@@ -13,17 +13,14 @@ from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
 from stenograph.core.chat import Remaining, Spelling, StreamPiece
-from stenograph.core.clock import Clock
 from stenograph.core.errors import StenographError
 from stenograph.core.kinds import Compat
 from stenograph.core.stages import Stage, StageTimes
 from stenograph.dialects.base import Decoded, Dialect, Incoming, StreamWriter
 from stenograph.dialects.common.errors import refusal_in_miles
 from stenograph.dialects.openai.spelling import CHAT, COMPLETIONS
-from stenograph.engine.base import Engine
-from stenograph.http.auth import Doorman
 from stenograph.http.keep_alive import Pulse
-from stenograph.http.metrics import Metrics
+from stenograph.http.part import Core
 from stenograph.http.routing_hints import RANK_HEADER, with_hints
 from stenograph.http.wire import (
     ClientGone,
@@ -35,11 +32,8 @@ from stenograph.http.wire import (
     send_refusal,
 )
 from stenograph.offload.body_slots import BodySlots
-from stenograph.offload.loop_share import LoopShare
-from stenograph.offload.pool import CpuPool
 from stenograph.session.admission import Caller, Place, RequestTrace
 from stenograph.session.ledger import NO_NOTE, LedgerNote
-from stenograph.session.manager import SessionManager
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.turn import TurnOutcome
 from stenograph.session.watch import TurnAbandoned, Watch
@@ -75,28 +69,17 @@ class RequestPath(Struct, frozen=True, kw_only=True, gc=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRoute:
-    """One dialect's turns on one server. `sought_headers` are the headers read by rules, in lower case.
-
-    `as_miles`: by default sessions keep to the miles session server's contract.
-    """
+    """One dialect's turns on one server. `sought_headers` are the headers read by rules, in lower case."""
 
     dialect: Dialect
-    manager: SessionManager
-    doorman: Doorman
-    engine: Engine
-    metrics: Metrics
-    clock: Clock
-    max_body_bytes: int
-    pool: CpuPool
-    share: LoopShare
+    core: Core
     body_slots: BodySlots
-    sought_headers: frozenset[bytes] = frozenset()
-    as_miles: bool = False
+    sought_headers: frozenset[bytes]
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, path: RequestPath) -> None:
         """Serve one request to `path`."""
-        stages = StageTimes(start=self.clock.monotonic())
-        reading = _Reading(NO_NOTE, as_miles=self.as_miles)
+        stages = StageTimes(start=self.core.services.clock.monotonic())
+        reading = _Reading(NO_NOTE, as_miles=self.core.settings.compat is Compat.MILES)
         await self.body_slots.small()
         try:
             watch = await self._admit(scope, receive, stages, path, reading)
@@ -125,18 +108,20 @@ class TurnRoute:
     async def _admit(
         self, scope: Scope, receive: Receive, stages: StageTimes, path: RequestPath, reading: "_Reading"
     ) -> Watch:
-        session = await self.doorman.session_of(scope)
+        session = await self.core.doorman.session_of(scope)
         headers = headers_of(scope)
         name = client_name(headers)
         if session is not None:
             reading.as_miles = session.options.compat is Compat.MILES
-            reading.note = session.ledger.note(self.clock, path=path.route, dialect=self.dialect.name, client=name)
-        body = await read_json(scope, receive, max_bytes=self.max_body_bytes, body_slots=self.body_slots)
-        stages.mark(Stage.RECEIVE, self.clock.monotonic())
+            reading.note = session.ledger.note(
+                self.core.services.clock, path=path.route, dialect=self.dialect.name, client=name
+            )
+        body = await read_json(scope, receive, max_bytes=self.core.settings.max_body_bytes, body_slots=self.body_slots)
+        stages.mark(Stage.RECEIVE, self.core.services.clock.monotonic())
         if session is not None and session.is_busy:
-            await self.manager.settle(session)
+            await self.core.doorman.manager.settle(session)
         identity = None if session is None else _identity(headers, path, body)
-        admitted = self.manager.admit(session, stages=stages, identity=identity)
+        admitted = self.core.doorman.manager.admit(session, stages=stages, identity=identity)
         if not isinstance(admitted, Place):
             return admitted
         with admitted:
@@ -157,7 +142,7 @@ class TurnRoute:
                     decoded = await self._decode_large(incoming)
             reading.spelling = decoded[0].spelling
             if decoded[0].routing is not None or RANK_HEADER in headers:
-                decoded = with_hints(decoded, scope, self.doorman, self.engine.capabilities)
+                decoded = with_hints(decoded, scope, self.core.doorman, self.core.services.engine.capabilities)
             caller = Caller(
                 name=name,
                 path=path.route,
@@ -165,15 +150,17 @@ class TurnRoute:
                 note=reading.note,
                 trace=path.trace,
             )
-            return self.manager.begin(admitted, decoded, caller)
+            return self.core.doorman.manager.begin(admitted, decoded, caller)
 
     async def _decode_large(self, incoming: Incoming) -> Decoded:
         """Decode without holding the loop for long. msgspec holds the GIL on every thread."""
         steps = self.dialect.steps(incoming)
         if steps is None:
-            return await self.pool.run(lambda: self.dialect.decode(incoming), num_bytes=len(incoming.body))
+            return await self.core.services.pool.run(
+                lambda: self.dialect.decode(incoming), num_bytes=len(incoming.body)
+            )
         decoded: Decoded | None = None
-        async for step in self.share.pieces(steps):
+        async for step in self.core.services.share.pieces(steps):
             decoded = step
         assert decoded is not None, "the last step gives the request"
         return decoded
@@ -197,7 +184,7 @@ class TurnRoute:
             watch.delivered()
 
     async def _stream(self, watch: Watch, client: ClientLink, send: Send, note: LedgerNote) -> None:
-        with Pulse(self.clock, watch.call) as pulse:
+        with Pulse(self.core.services.clock, watch.call) as pulse:
             pieces = await watch.take()
             if pieces is None:
                 # It ended before anything was said: its error, if it has one, can still be a status.
@@ -228,7 +215,7 @@ class TurnRoute:
         await self._end_stream(watch, client, writer, send, note)
 
     def _writer(self, watch: Watch) -> StreamWriter:
-        created = int(self.clock.wall())
+        created = int(self.core.services.clock.wall())
         return self.dialect.stream(
             watch.reply_id, watch.options, created=created, spelling=watch.spelling, params=watch.params
         )
@@ -252,7 +239,7 @@ class TurnRoute:
             return
         except StenographError as error:
             note.refused(error)
-            count_error(self.metrics, error)
+            count_error(self.core.metrics, error)
             await send({"type": "http.response.body", "body": writer.failed(error)})
             return
         self._answered(note, outcome)
@@ -265,12 +252,12 @@ class TurnRoute:
         if isinstance(content, bytes):
             await _send_piece(send, content)
             return
-        async for piece in self.share.pieces(content):
+        async for piece in self.core.services.share.pieces(content):
             await _send_piece(send, piece)
 
     async def _joined(self, pieces: Iterator[bytes]) -> bytes:
         """Content made in pieces, and sent at once."""
-        return b"".join([piece async for piece in self.share.pieces(pieces)])
+        return b"".join([piece async for piece in self.core.services.share.pieces(pieces)])
 
     async def _send_turn_error(self, send: Send, error: StenographError, note: LedgerNote, watch: Watch) -> None:
         """Send the error of a turn, with the request id of the log."""
@@ -280,7 +267,7 @@ class TurnRoute:
     def _answered(self, note: LedgerNote, outcome: TurnOutcome) -> None:
         """Note a reply, and the limit behind an empty one. Only the first time counts."""
         if note.is_open and outcome.spent is not None:
-            self.metrics.limit_hit(outcome.spent.limit)
+            self.core.metrics.limit_hit(outcome.spent.limit)
         note.answered(outcome)
 
     async def _send_error(
@@ -288,7 +275,7 @@ class TurnRoute:
     ) -> None:
         """Note an error, and send it."""
         reading.note.refused(error)
-        count_error(self.metrics, error)
+        count_error(self.core.metrics, error)
         headers = () if request_id is None else (("x-request-id", request_id),)
         if reading.as_miles and self.dialect.name in OPENAIS_OWN:
             await send_refusal(send, refusal_in_miles(error), headers)
