@@ -11,13 +11,13 @@ from stenograph.http.auth import Doorman
 from stenograph.http.control_routes import LATE, ControlRoutes
 from stenograph.http.create_route import CreateRoute
 from stenograph.http.dialects import spoken_by, turn_routes
+from stenograph.http.metric_table import WEIGHT_METRICS
 from stenograph.http.metrics import Metrics
 from stenograph.http.mounts import App
 from stenograph.http.part import Core, Part
 from stenograph.http.processes import Processes
 from stenograph.http.session_services import manager_of, services_of
 from stenograph.http.settings import Settings
-from stenograph.http.weight_metrics import WEIGHT_METRICS
 from stenograph.offload.body_slots import BodySlots
 from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.pool import CpuPool

@@ -19,6 +19,7 @@ from stenograph.core.telemetry import GrammarStep, SessionEnd, SessionReport, Tu
 from stenograph.engine.base import Engine, EngineCounts, EngineState, EngineStatus, Outcome
 from stenograph.session.manager import SessionManager
 from stenograph.session.storage import SessionStorage
+from stenograph.session.weights import UpdateOutcome, Weights
 
 S = TypeVar("S")
 Source = type[object]
@@ -466,3 +467,29 @@ STORE_METRICS = (
     ),
 )
 """The metrics of a server with a store. Without one there are none: absent is not zero."""
+
+WEIGHT_METRICS = (
+    row(
+        "stenograph_weight_updates_total",
+        COUNTER,
+        "Updates of weights, by outcome: taken by all engines, by some (partial), or by none (refused).",
+        Weights,
+        lambda weights: {outcome: weights.outcomes[outcome] for outcome in UpdateOutcome},
+        label=("outcome", UpdateOutcome),
+    ),
+    row(
+        "stenograph_generation_paused",
+        GAUGE,
+        "1 while new turns wait, because generation is paused or new weights come.",
+        Weights,
+        lambda weights: weights.is_held,
+    ),
+    row(
+        "stenograph_mixed_version_turns_total",
+        COUNTER,
+        "Turns over a change of weights whose engine does not say which weights sampled which token.",
+        Weights,
+        lambda weights: weights.num_mixed_turns,
+    ),
+)
+"""Updates of weights, whether turns wait, and turns of mixed versions."""

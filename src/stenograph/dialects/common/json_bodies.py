@@ -223,9 +223,13 @@ class OnlyMessages(msgspec.Struct):
 class _OnlyContents(OnlyMessages, rename={"messages": "contents"}):
     """The same of a body with its messages under `contents`."""
 
+    messages: Raw  # an inherited field would keep its name
+
 
 class _OnlyInput(OnlyMessages, rename={"messages": "input"}):
     """The same of a body with its messages under `input`."""
+
+    messages: Raw
 
 
 ONLY_MESSAGES = msgspec.json.Decoder(OnlyMessages)

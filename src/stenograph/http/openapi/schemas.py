@@ -5,7 +5,7 @@ have the ranges of single fields, and their docstrings the rest. Knows no routes
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from inspect import cleandoc
 from itertools import combinations
@@ -23,12 +23,11 @@ from stenograph.dialects.anthropic.fields import (
 )
 from stenograph.dialects.common.sampling import NOT_SAMPLING
 from stenograph.dialects.common.sampling_fields import FieldRules, Rule
-from stenograph.dialects.gemini.fields import CONFIG_FIELDS, GEMINI_FIELDS
+from stenograph.dialects.gemini.fields import CONFIG_FIELDS, GEMINI_FIELDS, STRUCT_AT, NotShown
 from stenograph.dialects.openai.chat_fields import CHAT_FIELDS
 from stenograph.dialects.openai.completions import COMPLETION_FIELDS
 from stenograph.dialects.responses.fields import RESPONSES_FIELDS
 from stenograph.dialects.settings import UnknownFields
-from stenograph.http.openapi.gemini_schemas import narrow_gemini
 from stenograph.http.openapi.responses import RESPONSES_PARTS, describe_responses
 from stenograph.http.part import Part
 from stenograph.http.route import REF, Schema, ref
@@ -90,7 +89,7 @@ def components(kinds: Iterable[type], shapes: Iterable[type], described: Describ
     describe_responses(schemas)
     _narrow_grammars(schemas["ResponseFormat"], schemas["StructuredOutputs"])
     _narrow_message(schemas["Message"])
-    narrow_gemini(schemas)
+    _narrow_gemini(schemas)
     _require(schemas["TextPart"], "text")
     _require(schemas["Tool"], "function")
     _describe_bytes(schemas, described.vocab_size)
@@ -265,3 +264,61 @@ def _require(schema: Schema, name: str) -> None:
     """Demand a field beyond the struct's demands: a later check refuses its absence with a better message."""
     schema["properties"][name] = _first(schema, name)
     schema["required"].append(name)
+
+
+# --- Gemini's requests
+
+_TEXT: Schema = {"text": {"type": "string"}}
+_CALL: Schema = {"functionCall": {"$ref": "#/components/schemas/FunctionCall"}}
+_RESULT: Schema = {"functionResponse": {"$ref": "#/components/schemas/FunctionResponse"}}
+_ON_ANY_PART: Schema = {"thoughtSignature": {}, "partMetadata": {}}
+_NO_THOUGHT: Schema = {"thought": {"enum": [False, None]}}
+_MAYBE_THOUGHT: Schema = {"thought": {"type": ["boolean", "null"]}}
+
+
+def _narrow_gemini(schemas: dict[str, Schema]) -> None:
+    """Narrow the schemas of a Gemini request, made from its structs."""
+    for struct in dict.fromkeys(STRUCT_AT.values()):
+        schema = schemas[struct.__name__.removeprefix("Wire")]
+        for field in msgspec.structs.fields(struct):
+            if field.type == NotShown:
+                del schema["properties"][field.encode_name]
+    config: Schema = schemas["GenerationConfig"]["properties"]
+    config["responseMimeType"] = {"enum": ["text/plain", "application/json", "text/x.enum", None]}
+    config["stopSequences"]["anyOf"][0]["items"]["minLength"] = 1
+    calling: Schema = schemas["CallingConfig"]["properties"]
+    calling["mode"] = {"enum": ["MODE_UNSPECIFIED", "AUTO", "ANY", "NONE", None]}
+    text_only = _part(_TEXT | _NO_THOUGHT)
+    schemas["SystemInstruction"]["properties"]["parts"]["items"] = text_only
+    schemas["Part"]["anyOf"] = [{"required": list(one)} for one in (_TEXT, _CALL, _RESULT)]
+    user, model = ["user", "function", None], ["model"]
+    schemas["Content"] = {
+        "title": "Content",
+        "description": schemas["Content"]["description"],
+        "anyOf": [
+            _content("UserContent", user, [text_only, _part(_RESULT | _NO_THOUGHT)], required=["parts"]),
+            _content("ModelContent", model, [_part(_TEXT | _MAYBE_THOUGHT), _part(_CALL | _MAYBE_THOUGHT)]),
+        ],
+    }
+
+
+def _part(fields: Schema) -> Schema:
+    return {
+        "type": "object",
+        "properties": fields | _ON_ANY_PART,
+        "required": [next(iter(fields))],
+        "additionalProperties": False,
+    }
+
+
+def _content(
+    title: str, roles: Sequence[str | None], parts: Sequence[Schema], required: Sequence[str] = ("role", "parts")
+) -> Schema:
+    listed: Schema = {"type": "array", "minItems": 1, "items": {"anyOf": [*parts]}}
+    return {
+        "title": title,
+        "type": "object",
+        "properties": {"role": {"enum": [*roles]}, "parts": listed},
+        "required": [*required],
+        "additionalProperties": False,
+    }
