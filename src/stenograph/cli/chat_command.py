@@ -15,18 +15,17 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, Self, TextIO
 from urllib.parse import quote
 
 from stenograph.cli.chat_turns import STOPPED, ChatTalk, ChatTurn
-from stenograph.cli.run_command import check_url, ended_by_signals
+from stenograph.cli.run_command import ended_by_signals
 from stenograph.cli.run_report import say
 from stenograph.cli.run_samples import check_samples_file, write_samples
-from stenograph.cli.run_server import OwnServer, serve_flags
+from stenograph.cli.run_server import ServerWish
 from stenograph.cli.session_calls import CallFailed, ServerCalls
 from stenograph.cli.terminal_text import safe_line, safe_text
 from stenograph.core.errors import StartupError
@@ -63,49 +62,29 @@ class Lines(Protocol):
 
 
 def chat(options: dict[str, Any]) -> int:
-    """Carry out `chat`; returns the exit code. Raises StartupError, for a bad setting too."""
-    url, session = options.pop("url"), options.pop("session")
-    flags, settings = serve_flags(options, is_started=url is None)
-    api_key = settings.api_key[0] if settings.api_key else None
-    return chat_command(ChatOptions(url=url, session=session, serve_flags=flags, api_key=api_key))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatOptions:
-    """Options of one chat, as of `RunOptions`. `session` is an existing one."""
-
-    url: str | None
-    session: str | None
-    serve_flags: Sequence[str]
-    api_key: str | None
-
-
-def chat_command(options: ChatOptions) -> int:
     """Chat until the input ends; returns the exit code. Raises StartupError before the first line is read."""
-    if options.session is not None and options.url is None:
+    session, server = options.pop("session"), ServerWish.of(options)
+    if session is not None and server.url is None:
         raise StartupError("--session is of a running server: name it with --url")
-    check_url(options.url, options.serve_flags)
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     with contextlib.ExitStack() as stack:
         stack.enter_context(ended_by_signals())
-        server = None if options.url is not None else stack.enter_context(OwnServer.started(options.serve_flags, say))
-        url = options.url if server is None else server.url
-        assert url is not None, "a server was named, or started"
-        calls = ServerCalls(url, options.api_key)
+        reached = stack.enter_context(server.reached())
+        calls = reached.calls
         lines = TerminalLines() if sys.stdin.isatty() else PipedLines(sys.stdin)
         try:
-            chat = stack.enter_context(Chat(calls, lines, sys.stdout, stoppable=stopped_by_interrupt))
-            chat.begin(options.session)
+            talk = stack.enter_context(Chat(calls, lines, sys.stdout, stoppable=stopped_by_interrupt))
+            talk.begin(session)
             model = calls.model()
         except CallFailed as error:
-            raise StartupError(f"no session at {url}: {safe_line(str(error))}") from error
+            raise StartupError(f"no session at {calls.url}: {safe_line(str(error))}") from error
         if lines.is_interactive:
             say(f"{safe_line(model)}; /help lists commands, Ctrl-C stops a reply, Ctrl-D ends")
-        with contextlib.nullcontext() if server is None else server.quiet():
+        with reached.quiet():
             try:
-                num_failed = chat.run()
+                num_failed = talk.run()
             except BrokenPipeError:  # nobody reads the replies any more
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 return EXIT_FAILED

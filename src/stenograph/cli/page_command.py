@@ -6,9 +6,10 @@ The session is of a folder (then the model's tokenizer and template are read) or
 
 import os
 import sys
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from stenograph.cli.export_command import ExportOptions, export_folder
 from stenograph.cli.places import looks_at
@@ -33,62 +34,52 @@ from stenograph.session.facts import line_drift
 EXIT_WRITTEN = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageOptions:
-    """Options of a page: the session of an id, in a folder or on the server at a URL, goes into `html`."""
-
-    source: str
-    session: str
-    html: Path
-
-
 def export(options: dict[str, Any]) -> int:
     """Carry out `export`; returns the exit code. Raises StartupError."""
-    progress, config = StreamProgress(sys.stderr), options.pop("config")
-    if (page := _page_options(options)) is not None:
-        return export_page(page, load_settings(options, os.environ, config), out=sys.stdout, progress=progress)
-    options["folder"] = Path(options["folder"])
-    wanted = ExportOptions(**{field.name: options.pop(field.name) for field in fields(ExportOptions)})
-    return export_folder(wanted, load_settings(options, os.environ, config), out=sys.stdout, progress=progress)
+    session, html, config = options.pop("session"), options.pop("html"), options.pop("config")
+    wanted = {field.name: options.pop(field.name) for field in fields(ExportOptions)}
+    _check(session, html, wanted)
+    settings, progress = load_settings(options, os.environ, config), StreamProgress(sys.stderr)
+    if html is not None:
+        return _export_page(wanted["folder"], session, html, settings, progress)
+    wanted["folder"] = Path(wanted["folder"])
+    return export_folder(ExportOptions(**wanted), settings, out=sys.stdout, progress=progress)
 
 
-def _page_options(options: dict[str, Any]) -> PageOptions | None:
-    """The options of `export --html`, taken out of all of them; None if samples are wanted. Raises StartupError."""
-    session, html = options.pop("session"), options.pop("html")
+def _check(session: str | None, html: Path | None, wanted: Mapping[str, Any]) -> None:
+    """Raise StartupError unless either samples are wanted or a page."""
     if html is None and session is None:
-        if options["out"] is None:
+        if wanted["out"] is None:
             raise StartupError(
                 "export: name the file to write: --out FILE for samples, --session ID --html FILE for a page"
             )
-        return None
-    if html is None or session is None:
+    elif html is None or session is None:
         raise StartupError("export: a page is one session's: it takes both --session ID and --html FILE")
-    given = {field.name: options.pop(field.name) for field in fields(ExportOptions)}
-    if given["out"] is not None or given["include_side"] or given["include_failed"]:
+    elif wanted["out"] is not None or wanted["include_side"] or wanted["include_failed"]:
         raise StartupError("export: --html writes a page, --out samples: leave one of them out, with its flags")
-    return PageOptions(source=given["folder"], session=session, html=html)
 
 
-def export_page(options: PageOptions, settings: Settings, *, out: TextIO, progress: Progress) -> int:
-    """Write the page; returns the exit code. Raises StartupError."""
-    with new_file(options.html, flag="--html") as target:
-        if options.source.startswith(("http://", "https://")):
-            calls = ServerCalls(options.source, settings.api_key[0] if settings.api_key else None)
-            told = served_session(calls, options.session, progress)
+def _export_page(source: str, session_id: str, html: Path, settings: Settings, progress: Progress) -> int:
+    """Write the page of a session, in a folder or on the server at a URL; returns the exit code. Raises
+    StartupError."""
+    with new_file(html, flag="--html") as target:
+        if source.startswith(("http://", "https://")):
+            calls = ServerCalls(source, settings.api_key[0] if settings.api_key else None)
+            told = served_session(calls, session_id, progress)
         else:
-            told = _of_folder(options, settings, progress)
+            told = _of_folder(source, session_id, settings, progress)
         size = write_page(target, told)
-    out.write(f"session {told.session_id}: {options.html} ({size / 1e6:.1f} MB)\n")
+    print(f"session {told.session_id}: {html} ({size / 1e6:.1f} MB)")
     return EXIT_WRITTEN
 
 
-def _of_folder(options: PageOptions, settings: Settings, progress: Progress) -> SessionDocuments:
+def _of_folder(source: str, session_id: str, settings: Settings, progress: Progress) -> SessionDocuments:
     """The session as a folder has it. Raises StartupError, also if it was made with another model."""
-    with looks_at(options.source) as looked:
+    with looks_at(source) as looked:
         files = load_model_files(
             resolve_model(settings.model, cache_dir=settings.cache_dir, progress=progress, weights=False)
         )
-        session = found_session(looked, SessionId(options.session), model=model_mark(files))
+        session = found_session(looked, SessionId(session_id), model=model_mark(files))
         if session.refusal is not None:
             raise StartupError(str(session.refusal))
         renderer = renderer_of(settings, files, SystemClock())

@@ -6,9 +6,7 @@ without a running server; whatever stops the start is a StartupError, as everywh
 
 import os
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, TextIO
+from typing import Any, TextIO
 
 from stenograph.cli.settings_table import SETTINGS, given_settings, load_settings
 from stenograph.cluster.ray import NodeState, report, start, stop
@@ -18,40 +16,23 @@ EXIT_ALL_RUN = 0
 EXIT_SOME_MISSING = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RayOptions:
-    """Options of `ray` beside the settings. `address` is the cluster's."""
-
-    action: Literal["up", "down", "status"]
-    address: str
-    cpus: float
-
-
 def ray(options: dict[str, Any]) -> int:
     """Carry out `ray`; returns the exit code. Raises StartupError, for a bad setting too."""
-    wanted = RayOptions(action=options.pop("action"), address=options.pop("ray_address"), cpus=options.pop("cpus"))
+    action, address, cpus = options.pop("action"), options.pop("ray_address"), options.pop("cpus")
     config = options.pop("config")
     given = [setting.flag for setting in SETTINGS if options[setting.name] is not None]
-    if wanted.action != "up":
+    if action != "up":
         if given or config is not None:
-            raise StartupError(f"{given[0] if given else '--config'} is of ray up, not of ray {wanted.action}")
-        return ray_command(wanted, {}, out=sys.stdout)
+            raise StartupError(f"{given[0] if given else '--config'} is of ray up, not of ray {action}")
+        if action == "status":
+            return _status(address, sys.stdout)
+        print(f"servers stopped: {stop(address=address)}")
+        return EXIT_ALL_RUN
     settings = given_settings(options, os.environ, config)
     own = {"advertise_url": "http://each-machine"} if "store" in settings else {}
     load_settings({**options, **own}, os.environ, config)
-    return ray_command(wanted, settings, out=sys.stdout)
-
-
-def ray_command(options: RayOptions, settings: Mapping[str, object], *, out: TextIO) -> int:
-    """Do it; returns the exit code. Raises StartupError. `settings` are the given ones, for `up`."""
-    match options.action:
-        case "up":
-            for url in start(settings, address=options.address, cpus=options.cpus):
-                print(url, file=out)
-        case "down":
-            print(f"servers stopped: {stop(address=options.address)}", file=out)
-        case "status":
-            return _status(options.address, out)
+    for url in start(settings, address=address, cpus=cpus):
+        print(url)
     return EXIT_ALL_RUN
 
 

@@ -21,12 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 from stenograph.cli.agent_environment import agent_environment, write_agent_settings
 from stenograph.cli.run_report import say
 from stenograph.cli.run_samples import check_samples_file, format_of
-from stenograph.cli.run_server import OwnServer, serve_flags
+from stenograph.cli.run_server import ServerWish
 from stenograph.cli.run_session import RunSession
 from stenograph.cli.session_calls import CallFailed, OpenSession, ServerCalls
 from stenograph.cli.settings_table import CommandSettings
@@ -46,35 +45,14 @@ Handler = Callable[[int, FrameType | None], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """Options of one run. `session` are those of `POST /sessions`. `serve_flags` are for a server of its own, with its
-    sessions in `store` if in any; `api_key` is the server's, if it has one."""
+    """Options of one run. `session` are those of `POST /sessions`."""
 
+    server: ServerWish
     command: Sequence[str]
-    url: str | None
     samples: Path | None
     html: Path | None
     session: Mapping[str, object]
     keep: bool
-    serve_flags: Sequence[str]
-    store: str | None
-    api_key: str | None
-
-
-def run(options: dict[str, Any]) -> int:
-    """Carry out `run`; returns the exit code. Raises StartupError, for a bad setting too."""
-    own = {name: options.pop(name) for name in ("url", "samples", "html", "keep")}
-    command, session = options.pop("agent"), _session_options(options.pop("session"))
-    flags, settings = serve_flags(options, is_started=own["url"] is None)
-    return run_command(
-        RunOptions(
-            command=command,
-            session=session,
-            serve_flags=flags,
-            store=_store_of(settings),
-            api_key=settings.api_key[0] if settings.api_key else None,
-            **own,
-        )
-    )
 
 
 def _store_of(settings: CommandSettings) -> str | None:
@@ -95,8 +73,11 @@ def _session_options(text: str | None) -> Mapping[str, object]:
     return cast("dict[str, object]", options)
 
 
-def run_command(options: RunOptions) -> int:
+def run(arguments: dict[str, Any]) -> int:
     """Run a command on a session; returns the exit code. Raises StartupError before the command is started."""
+    session = _session_options(arguments.pop("session"))
+    server = ServerWish.of(arguments)
+    options = RunOptions(server=server, session=session, command=arguments.pop("agent"), **arguments)
     if not options.command:
         raise StartupError("run needs a COMMAND: write it after --, for example: stenograph run -- python my_agent.py")
     _check(options)
@@ -105,45 +86,42 @@ def run_command(options: RunOptions) -> int:
         return _cannot_run(program, is_there=os.path.exists(program))
     with contextlib.ExitStack() as stack:
         stack.enter_context(ended_by_signals())
-        server = None if options.url is not None else stack.enter_context(OwnServer.started(options.serve_flags, say))
-        url = options.url if server is None else server.url
-        assert url is not None, "a server was named, or started"
-        calls = ServerCalls(url, options.api_key)
-        session = _opened(calls, options)
+        reached = stack.enter_context(server.reached())
+        calls = reached.calls
+        opened = _opened(calls, options)
         rollout = stack.enter_context(
             RunSession(
                 calls,
-                session.id,
+                opened.id,
                 samples=options.samples,
                 html=options.html,
                 keep=options.keep,
-                kept_in=options.store if options.url is None else calls.url,
-                has_ended=lambda: server is not None and server.has_ended,
+                kept_in=_store_of(server.settings) if server.url is None else calls.url,
+                has_ended=lambda: reached.has_ended,
             )
         )
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stenograph-run-")))
         try:
             model = calls.model()
         except CallFailed as error:
-            raise StartupError(f"no session at {url}: {error}") from error
-        write_agent_settings(folder, session, model=model)
-        environment = agent_environment(os.environ, session, folder, model=model)
-        say(f"session {session.id}; watch it at {rollout.console}")
+            raise StartupError(f"no session at {calls.url}: {error}") from error
+        write_agent_settings(folder, opened, model=model)
+        environment = agent_environment(os.environ, opened, folder, model=model)
+        say(f"session {opened.id}; watch it at {rollout.console}")
         rollout.is_begun = True
-        with contextlib.nullcontext() if server is None else server.quiet():
+        with reached.quiet():
             code = _run_child(options.command, environment)
         return rollout.finished(code)
 
 
 def _check(options: RunOptions) -> None:
     """Raise StartupError for options impossible to meet at the end."""
-    check_url(options.url, options.serve_flags)
     if options.samples is not None:
-        check_samples_file(options.samples, is_here=options.url is None)
+        check_samples_file(options.samples, is_here=options.server.url is None)
     if options.html is not None:
         check_new(options.html, "--html")
         check_writable(options.html, "--html")
-    if options.keep and options.url is None and options.store is None:
+    if options.keep and options.server.url is None and _store_of(options.server.settings) is None:
         raise StartupError(
             "--keep: the server that is started here ends with the command, and its sessions with it: give --data-dir"
             " DIR too, or --url for a server that stays"
@@ -168,22 +146,6 @@ def _opened(calls: ServerCalls, options: RunOptions) -> OpenSession:
                 f"--samples: the server at {calls.url} cannot give them: {error.said or error}"
             ) from error
     return session
-
-
-def check_url(url: str | None, serve_flags: Sequence[str]) -> None:
-    """Raise StartupError for a text other than a server's address, and for one beside flags of a server to be
-    started."""
-    if url is None:
-        return
-    if serve_flags:
-        raise StartupError(
-            f"--url names a running server, and {serve_flags[0]} is for one that is started here: leave one out"
-        )
-    path = urlsplit(url).path.rstrip("/") if url.startswith(("http://", "https://")) else None
-    if path is None:
-        raise StartupError(f"--url: {url!r} is no address: write it as http://HOST:PORT")
-    if path.endswith("/v1") or "/sessions/" in path:
-        raise StartupError(f"--url: {url!r} is more than the server's address: leave out {path}")
 
 
 def _cannot_run(program: str, *, is_there: bool) -> int:

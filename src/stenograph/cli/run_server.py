@@ -1,7 +1,8 @@
-"""A server of one's own for `stenograph run`: `stenograph serve` as a child, outside of the terminal's reach.
+"""The server of `stenograph run` and `chat`: a running one, or `stenograph serve` as a child, outside of the terminal's
+reach.
 
-It is in a process group of its own, so Ctrl-C does not end it. Its log is shown before and after the command, and kept
-meanwhile: the terminal is the command's.
+The child is in a process group of its own, so Ctrl-C does not end it. Its log is shown before and after the command,
+and kept meanwhile: the terminal is the command's.
 """
 
 import collections
@@ -13,9 +14,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
+from urllib.parse import urlsplit
 
+from stenograph.cli.run_report import say
+from stenograph.cli.session_calls import ServerCalls
 from stenograph.cli.settings_table import SETTINGS, CommandSettings, load_settings
 from stenograph.core.errors import StartupError
 
@@ -31,55 +36,52 @@ LAST_LINES_S = 5.0
 _READY = re.compile(r"stenograph ready at (http://\S+)")
 
 
-def serve_flags(options: dict[str, Any], *, is_started: bool) -> tuple[list[str], CommandSettings]:
-    """The flags of a server started by another command, and the settings from them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerWish:
+    """The server of a command: a running one at `url`, or one to be started with these flags of `serve`."""
 
-    The settings are checked here, and read again by the server. Of a running one only the key is wanted. Raises
-    StartupError for a bad setting.
-    """
-    config = options.pop("config")
-    settings = load_settings(options, os.environ, config)
-    given = {setting.flag: options[setting.name] for setting in SETTINGS if options[setting.name] is not None}
-    if not is_started:
-        given.pop("--api-key", None)
-    flags = [text for flag, value in given.items() for one in _listed(value) for text in (flag, one)]
-    if config is not None and is_started:
-        flags = ["--config", str(config), *flags]
-    return flags, settings
-
-
-def _listed(value: object) -> list[str]:
-    """A flag's value or values, as they were typed."""
-    return [str(one) for one in cast("list[object]", value)] if isinstance(value, list) else [str(value)]
-
-
-class OwnServer:
-    """A running server, at `url`."""
-
-    def __init__(self, process: "subprocess.Popen[str]", log: "_Log", url: str) -> None:
-        self._process = process
-        self._log = log
-        self.url = url
-
-    def __repr__(self) -> str:
-        return f"<OwnServer {self._process.pid} at {self.url}>"
+    url: str | None
+    flags: Sequence[str]
+    settings: CommandSettings
 
     @classmethod
+    def of(cls, options: dict[str, Any]) -> "ServerWish":
+        """Of a command's options, without their `url`, `config` and settings from then on.
+
+        The settings are checked here, and read again by a started server. Of a running one only the key is wanted.
+        Raises StartupError for a bad setting or address, and for a setting beside an address.
+        """
+        url, config = options.pop("url"), options.pop("config")
+        typed = {row: options.pop(row.name) for row in SETTINGS}
+        settings = load_settings({row.name: value for row, value in typed.items()}, os.environ, config)
+        given = {row.flag: value for row, value in typed.items() if value is not None}
+        if url is not None:
+            given.pop("--api-key", None)
+        flags = [text for flag, value in given.items() for one in _listed(value) for text in (flag, one)]
+        if config is not None and url is None:
+            flags = ["--config", str(config), *flags]
+        _check_url(url, flags)
+        return cls(url=url, flags=flags, settings=settings)
+
     @contextlib.contextmanager
-    def started(cls, flags: Sequence[str], say: Callable[[str], None]) -> Generator["OwnServer"]:
-        """A server with these flags of `serve`, until the end. Raises StartupError if it does not start."""
-        port = () if "--port" in flags else ("--port", "0")
+    def reached(self) -> Generator["UsedServer"]:
+        """The server, until the end where it is started here. Raises StartupError if it does not start."""
+        api_key = self.settings.api_key[0] if self.settings.api_key else None
+        if self.url is not None:
+            yield UsedServer(ServerCalls(self.url, api_key))
+            return
+        port = () if "--port" in self.flags else ("--port", "0")
         began = time.monotonic()
         say("starting a server ...")
         process = subprocess.Popen(
-            [sys.executable, "-m", "stenograph.cli.main", "serve", *port, *flags],
+            [sys.executable, "-m", "stenograph.cli.main", "serve", *port, *self.flags],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
             start_new_session=True,
-            env=_environment(flags),
+            env=_environment(self.flags),
         )
         log = _Log(process)
         try:
@@ -90,19 +92,57 @@ class OwnServer:
             say(f"{line.removeprefix('stenograph ')}, after {time.monotonic() - began:.1f} s")
             found = _READY.search(line)
             assert found is not None, "a ready line has an address"
-            yield cls(process, log, found[1])
+            yield UsedServer(ServerCalls(found[1], api_key), process, log)
         finally:
             _stop(process)
             log.join()
 
+
+def _check_url(url: str | None, serve_flags: Sequence[str]) -> None:
+    """Raise StartupError for a text other than a server's address, and for one beside flags of a server to be
+    started."""
+    if url is None:
+        return
+    if serve_flags:
+        raise StartupError(
+            f"--url names a running server, and {serve_flags[0]} is for one that is started here: leave one out"
+        )
+    path = urlsplit(url).path.rstrip("/") if url.startswith(("http://", "https://")) else None
+    if path is None:
+        raise StartupError(f"--url: {url!r} is no address: write it as http://HOST:PORT")
+    if path.endswith("/v1") or "/sessions/" in path:
+        raise StartupError(f"--url: {url!r} is more than the server's address: leave out {path}")
+
+
+def _listed(value: object) -> list[str]:
+    """A flag's value or values, as they were typed."""
+    return [str(one) for one in cast("list[object]", value)] if isinstance(value, list) else [str(value)]
+
+
+class UsedServer:
+    """A running server, by its `calls`; with its process where that was started here."""
+
+    def __init__(
+        self, calls: ServerCalls, process: "subprocess.Popen[str] | None" = None, log: "_Log | None" = None
+    ) -> None:
+        self.calls = calls
+        self._process = process
+        self._log = log
+
+    def __repr__(self) -> str:
+        return f"<UsedServer {self.calls!r}>"
+
     @property
     def has_ended(self) -> bool:
-        """Whether it has ended already, and its memory with it."""
-        return self._process.poll() is not None
+        """Whether one that was started here has ended already, and its memory with it."""
+        return self._process is not None and self._process.poll() is not None
 
     @contextlib.contextmanager
     def quiet(self) -> Generator[None]:
-        """While inside, the log is kept, and shown afterwards."""
+        """While inside, the log of one that was started here is kept, and shown afterwards."""
+        if self._log is None:
+            yield
+            return
         self._log.hold()
         try:
             yield

@@ -62,6 +62,22 @@ MIN_LEASE_S = 0.3
 SALTING = (EngineKind.SGLANG, EngineKind.SGLANG_GENERATE, EngineKind.VLLM)
 """Engines with a salt for their cache."""
 
+ROUTES_ALONE = {
+    EngineKind.EMBEDDED: "the embedded engine",
+    EngineKind.VLLM: "vLLM",
+    EngineKind.LMDEPLOY: "LMDeploy",
+}
+"""Engines that replay nothing but routed experts."""
+
+NO_REPLIES = {
+    EngineKind.EMBEDDED: "the embedded engine writes no replies: set --engine too",
+    EngineKind.LLAMACPP: "llama.cpp writes no replies here",
+    EngineKind.VLLM: "vLLM writes no replies here",
+    EngineKind.SGLANG_GENERATE: "SGLang's own route writes no replies",
+    EngineKind.LMDEPLOY: "LMDeploy writes no replies here",
+}
+"""Engines that leave the parsing of replies to us."""
+
 UNSPECIFIED = ("0.0.0.0", "::")
 """Hosts standing for every address of a machine."""
 
@@ -79,26 +95,16 @@ def check_together(settings: CommandSettings) -> None:
             "--engine-url is set, but --engine is embedded, which has no address: say which engine it is,"
             " for instance --engine sglang"
         )
-    if is_embedded and settings.replay in (ReplayKind.INDEXER_TOPK, ReplayKind.ALL):
-        raise StartupError(f"--replay is {settings.replay}, but the embedded engine reports routed_experts alone")
     if is_embedded and settings.engine_logprobs is not None:
         raise StartupError("--engine-logprobs is set, but the embedded engine reports all kinds")
-    if is_embedded and settings.reply is not ReplyMode.PASSTHROUGH:
-        raise StartupError(f"--reply is {settings.reply}, but the embedded engine writes no replies: set --engine too")
     if settings.engine is EngineKind.LLAMACPP and settings.replay is not ReplayKind.NONE:
         raise StartupError("--replay is set, but llama.cpp does not report its experts")
-    if settings.engine is EngineKind.LLAMACPP and settings.reply is not ReplyMode.PASSTHROUGH:
-        raise StartupError(f"--reply is {settings.reply}, but llama.cpp writes no replies here")
-    if settings.engine is EngineKind.VLLM and settings.replay in (ReplayKind.INDEXER_TOPK, ReplayKind.ALL):
-        raise StartupError(f"--replay is {settings.replay}, but vLLM reports routed_experts alone")
-    if settings.engine is EngineKind.VLLM and settings.reply is not ReplyMode.PASSTHROUGH:
-        raise StartupError(f"--reply is {settings.reply}, but vLLM writes no replies here")
-    if settings.engine is EngineKind.SGLANG_GENERATE and settings.reply is not ReplyMode.PASSTHROUGH:
-        raise StartupError(f"--reply is {settings.reply}, but SGLang's own route writes no replies")
-    if settings.engine is EngineKind.LMDEPLOY and settings.replay in (ReplayKind.INDEXER_TOPK, ReplayKind.ALL):
-        raise StartupError(f"--replay is {settings.replay}, but LMDeploy reports routed_experts alone")
-    if settings.engine is EngineKind.LMDEPLOY and settings.reply is not ReplyMode.PASSTHROUGH:
-        raise StartupError(f"--reply is {settings.reply}, but LMDeploy writes no replies here")
+    if settings.engine in ROUTES_ALONE and settings.replay in (ReplayKind.INDEXER_TOPK, ReplayKind.ALL):
+        raise StartupError(
+            f"--replay is {settings.replay}, but {ROUTES_ALONE[settings.engine]} reports routed_experts alone"
+        )
+    if settings.engine in NO_REPLIES and settings.reply is not ReplyMode.PASSTHROUGH:
+        raise StartupError(f"--reply is {settings.reply}, but {NO_REPLIES[settings.engine]}")
 
 
 def _check_store(settings: CommandSettings) -> None:
@@ -150,25 +156,21 @@ def _check_embedded(settings: CommandSettings) -> None:
         raise StartupError(
             f"--step-tokens is {settings.step_tokens}, but must be above --max-batch, {settings.max_batch}: raise it"
         )
-    if not is_embedded and settings.prefix_reuse is Switch.OFF:
-        raise StartupError(f"--prefix-reuse is off, but --engine is {settings.engine}: only the embedded one has it")
-    if not is_embedded and settings.tokenize_workers:
-        raise StartupError(
-            f"--tokenize-workers is {settings.tokenize_workers}, but --engine is {settings.engine}: only the embedded"
-            " one has them"
-        )
-    if not is_embedded and settings.forward is not ForwardKind.NUMPY:
-        raise StartupError(
-            f"--forward is {settings.forward}, but --engine is {settings.engine}: only the embedded one has it"
-        )
-    if settings.forward is not ForwardKind.TORCH and settings.torch_device != "auto":
-        raise StartupError(
-            f"--torch-device is {settings.torch_device}, but --forward is {settings.forward}: set --forward torch"
-        )
-    if settings.forward is not ForwardKind.TORCH and settings.torch_dtype is not TorchDtype.FLOAT32:
-        raise StartupError(
-            f"--torch-dtype is {settings.torch_dtype}, but --forward is {settings.forward}: set --forward torch"
-        )
+    own: tuple[tuple[str, object, object, str], ...] = (
+        ("--prefix-reuse", settings.prefix_reuse, Switch.ON, "it"),
+        ("--tokenize-workers", settings.tokenize_workers, 0, "them"),
+        ("--forward", settings.forward, ForwardKind.NUMPY, "it"),
+    )
+    for flag, value, default, it in own:
+        if not is_embedded and value != default:
+            raise StartupError(f"{flag} is {value}, but --engine is {settings.engine}: only the embedded one has {it}")
+    of_torch: tuple[tuple[str, object, object], ...] = (
+        ("--torch-device", settings.torch_device, "auto"),
+        ("--torch-dtype", settings.torch_dtype, TorchDtype.FLOAT32),
+    )
+    for flag, value, default in of_torch:
+        if settings.forward is not ForwardKind.TORCH and value != default:
+            raise StartupError(f"{flag} is {value}, but --forward is {settings.forward}: set --forward torch")
 
 
 SETTINGS: tuple[Setting, ...] = rows_of(CommandSettings)
