@@ -20,7 +20,7 @@ from benchmarks.kit.machine import provenance
 from benchmarks.kit.plots import PLOTS
 from benchmarks.kit.processes import INTERRUPTS, CannotMeasure
 from benchmarks.kit.report import json_line
-from stenograph.core.command_parser import CommandParser
+from stenograph.cli.commands import CommandParser
 from stenograph.core.errors import CallerError, StartupError
 from stenograph.model.fetch import resolve_model
 from stenograph.model.progress import StreamProgress

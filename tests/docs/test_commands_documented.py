@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import BENCHMARKS
-from stenograph.cli.commands import COMMANDS
+from stenograph.cli.commands import COMMANDS, CommandParser
 from stenograph.cli.main import parsed
-from stenograph.core.command_parser import CommandParser
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -52,7 +52,6 @@ PURE = (
     "console/vocabulary",
     "engine/validate",
     "engine/fleet/placement",
-    "engine/fleet/trust",
     "engine/sglang/chat_wire",
     "engine/sglang/generate_wire",
     "engine/sglang/request",

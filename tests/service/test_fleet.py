@@ -24,7 +24,7 @@ from stenograph.core.errors import (
 from stenograph.core.types import Chunk, FinishReason, GrammarKind, Prompt, RequestId, SamplingParams, token_ids
 from stenograph.engine.base import Capabilities, EngineState, EngineStatus, GenerateRequest, Outcome
 from stenograph.engine.fleet.fleet import Fleet, FleetMember, common_capabilities
-from stenograph.engine.fleet.trust import FIRST_PAUSE_S
+from stenograph.engine.fleet.placement import FIRST_PAUSE_S
 
 SAID = (5, 6, 7)
 GONE = UpstreamUnreachable("connection refused")

@@ -35,8 +35,7 @@ from stenograph.http.mounts import App
 from stenograph.http.settings import Settings
 from stenograph.model.files import ModelFiles
 from stenograph.model.tokenizer import Span, Tokenizer
-from stenograph.offload.loop_share import LoopShare
-from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
+from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool, LoopShare
 from stenograph.session.completion import completions
 from stenograph.session.opening import Opening
 from stenograph.session.services import TurnServices

@@ -1,4 +1,4 @@
-"""The table of commands: their help, their flags, and each one's entry.
+"""The table of commands: their help, their flags, and each one's entry; and the parser of them.
 
 Parsing a command line imports no command's module, and the table of settings only where a command has some, so
 `--version`, `--help` and a mistyped flag answer at once. A command's module reads its own flags; its entry gets all of
@@ -6,11 +6,14 @@ them by name, settings as they were typed.
 """
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
+from stenograph.core.errors import StartupError
 from stenograph.core.loaded import entry
+from stenograph.core.nearest import nearest_name
 
 EXIT_INTERRUPTED = 130
 """The exit code of a command ended by Ctrl-C."""
@@ -74,6 +77,31 @@ examples:
 Flags of `up` are those of serve, and so are its STENOGRAPH_... variables and its --config file; all of it is read here
 and given to each server. --host is each machine's own address unless it is given, and --port 0 is any free one.
 """
+
+
+class CommandParser(argparse.ArgumentParser):
+    """argparse, with one line for a mistake; it names a clearly meant flag or command. Its end is exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(StartupError.exit_code, f"stenograph: {message} (see {self.prog} --help)\n")
+
+    def refuse(self, typed: str, advice: str = "") -> NoReturn:
+        """End the process for an unknown argument."""
+        typed = typed.split("=", maxsplit=1)[0]  # without its value, which may be a key
+        what = "unknown flag" if typed.startswith("-") else "unexpected argument"
+        flags = {flag.removeprefix("--") for flag in self._option_string_actions if flag.startswith("--")}
+        near = nearest_name(typed.lstrip("-"), flags)
+        advice = f"; did you mean --{near}?" if near is not None and f"--{near}" != typed else advice
+        self.error(f"{what} {typed}{advice}")
+
+    def check_named(self, arguments: Sequence[str], names: Collection[str], what: str, example: str) -> None:
+        """End the process if a command line begins neither with one of `names`, each a `what`, nor with a flag."""
+        asked = arguments[0] if arguments else ""
+        if not asked:
+            self.error(f"name a {what}, for example: {self.prog} {example}")
+        if asked not in names and not asked.startswith("-"):
+            near = nearest_name(asked, names)
+            self.error(f"there is no {what} {asked!r}{f'; did you mean {near}?' if near else ''}")
 
 
 class _SectionedHelp(argparse.RawDescriptionHelpFormatter):

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stenograph import __version__
-from stenograph.cli.commands import COMMANDS, EXIT_INTERRUPTED
-from stenograph.core.command_parser import CommandParser
+from stenograph.cli.commands import COMMANDS, EXIT_INTERRUPTED, CommandParser
 from stenograph.core.errors import StartupError, StorageLost
 from stenograph.core.loaded import entry
 

@@ -1,7 +1,7 @@
 """A JSON value as text, in pieces, each written in about a millisecond. Pure.
 
 Writing JSON holds the GIL wherever it is done, so a thread is no place for a large value: it is written on the loop, a
-piece at a time (offload/loop_share.py). The pieces, joined, are msgspec's text of the same value.
+piece at a time (offload/pool.py). The pieces, joined, are msgspec's text of the same value.
 """
 
 from array import array

@@ -101,7 +101,8 @@ class EngineCore:
         self._limits = limits
         self._clock = clock
         self._wake = wake
-        self._weight_version = weight_version
+        self.weight_version = weight_version
+        """Name of the sampling weights."""
         self._pace = Pace()
         self.pool = BlockPool(limits.num_blocks, reuse=limits.reuses_prefixes)
         self._waiting: list[Sequence] = []
@@ -175,15 +176,6 @@ class EngineCore:
         sequence = self._by_id.get(request_id)
         return None if sequence is None else self._end(sequence, sequence.aborted())
 
-    @property
-    def weight_version(self) -> str:
-        """Name of the weights that sample."""
-        return self._weight_version
-
-    @weight_version.setter
-    def weight_version(self, version: str) -> None:
-        self._weight_version = version
-
     def pause(self, *, retracts: bool) -> int:
         """Sample nothing until `resume`; requests are taken and aborted as before. Returns how many run.
 
@@ -211,7 +203,7 @@ class EngineCore:
         num_running = len(self._running)
         self._retract()
         self.pool.forget_idle()
-        self._weight_version = version
+        self.weight_version = version
         return self._forward.swap(prepared), num_running
 
     def pop_times(self, request_id: RequestId) -> RequestTimes | None:
@@ -307,7 +299,7 @@ class EngineCore:
         if not sequence.times.admitted:
             sequence.times.admitted = self._clock.monotonic()
         if not sequence.times.first_token:  # what an admission found that gave no token was not used
-            sequence.num_cached_tokens, sequence.cached_from = sequence.num_filled, self._weight_version
+            sequence.num_cached_tokens, sequence.cached_from = sequence.num_filled, self.weight_version
         bisect.insort(self._running, sequence, key=_arrival)
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -330,7 +322,7 @@ class EngineCore:
 
     def _sample(self, sequence: Sequence, row: F32Array, now: float) -> Sampled | Failed:
         try:
-            chunk = sequence.sample(row, now, weight_version=self._weight_version)
+            chunk = sequence.sample(row, now, weight_version=self.weight_version)
         except DeadEnd:
             return self._fail(sequence, "No token of the vocabulary can continue the grammar.")
         except BadLogits:

@@ -19,8 +19,7 @@ from stenograph.http.processes import Processes
 from stenograph.http.session_services import manager_of, services_of
 from stenograph.http.settings import Settings
 from stenograph.offload.body_slots import BodySlots
-from stenograph.offload.loop_share import LoopShare
-from stenograph.offload.pool import CpuPool
+from stenograph.offload.pool import CpuPool, LoopShare
 from stenograph.session.keyed_openings import KeyedOpenings
 from stenograph.session.manager import SessionManager
 from stenograph.store.base import SessionStore

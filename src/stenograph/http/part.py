@@ -37,7 +37,7 @@ class Part:
     a path; arguments are those of `make_engine`."""
     shared_engine: str = ""
     """`(Settings, LoadedModel, Path, Callable[[], SyncState | None]) -> EngineProcess`: makes the one process of that
-    engine for several of a server, in a folder; the last argument reads what was last said of the weights."""
+    engine for several of a server, in a folder; the last argument reads the last state of the weights."""
 
     def is_wanted(self, settings: Settings) -> bool:
         """Whether the settings ask for it from the start."""

@@ -13,7 +13,7 @@ from stenograph.http.auth import Doorman
 from stenograph.http.route import SESSION_HEADER, STORED, TEXT, Needs, Who, parameter, route
 from stenograph.http.session_routes import check_query
 from stenograph.http.wire import in_pieces
-from stenograph.offload.loop_share import LoopShare
+from stenograph.offload.pool import LoopShare
 from stenograph.session.kept import held_reply
 
 _RESPONSE_ID = {**parameter("path", "response", "The id of a response.", TEXT), "required": True}

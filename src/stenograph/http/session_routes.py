@@ -60,8 +60,7 @@ from stenograph.http.metrics import Metrics
 from stenograph.http.route import STORED, All, Needs, Reach, Schema, in_json, one_answer, parameter, route
 from stenograph.http.settings import Settings
 from stenograph.http.wire import in_pieces, json_in_pieces, json_response
-from stenograph.offload.loop_share import LoopShare
-from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
+from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool, LoopShare
 from stenograph.session.facts import session_facts
 from stenograph.session.manager import SessionManager
 from stenograph.session.selection import SessionFilter, SessionState, selected

@@ -7,8 +7,7 @@ from stenograph.http.metrics import Metrics
 from stenograph.http.processes import Processes
 from stenograph.http.rule_files import side_rules_of
 from stenograph.http.settings import Settings
-from stenograph.offload.loop_share import LoopShare
-from stenograph.offload.pool import CpuPool
+from stenograph.offload.pool import CpuPool, LoopShare
 from stenograph.session.admission import Limits
 from stenograph.session.manager import SessionManager
 from stenograph.session.services import TurnServices

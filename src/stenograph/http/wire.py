@@ -26,7 +26,7 @@ from stenograph.core.json_pieces import joined, json_pieces
 from stenograph.dialects.base import Refusal
 from stenograph.http.metrics import Metrics
 from stenograph.offload.body_slots import LARGE_BODY_BYTES, BodySlots
-from stenograph.offload.loop_share import LoopShare
+from stenograph.offload.pool import LoopShare
 
 Headers = Iterable[tuple[str, str]]
 

@@ -23,9 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stenograph.core.errors import StartupError
-from stenograph.model.hub import PREFIX, hub_folder, repository_of
+from stenograph.core.loaded import entry
 from stenograph.model.progress import Progress
+from stenograph.model.settings import HUB_PREFIX
 
+HUB = "stenograph.model.hub:hub_folder"
 _POLL_S = 0.2
 _BLOCK_BYTES = 1 << 20
 
@@ -81,14 +83,14 @@ def resolve_model(
     for model in packaged:
         if model.name == name_or_path:
             return _cached(model, cache_dir, progress)
-    if name_or_path.startswith(PREFIX) and (repository := repository_of(name_or_path)):
-        return hub_folder(name_or_path, repository, weights=weights, progress=progress)
-    path = Path(name_or_path)
+    path, is_of_hub = Path(name_or_path), name_or_path.startswith(HUB_PREFIX)
     # os.path, because pathlib raises for a name that is too long
-    if os.path.isdir(path) or (os.path.isfile(path) and path.suffix.lower() == ".gguf"):
+    if not is_of_hub and (os.path.isdir(path) or (os.path.isfile(path) and path.suffix.lower() == ".gguf")):
         return path
-    if not os.path.exists(path) and (repository := repository_of(name_or_path)):
-        return hub_folder(name_or_path, repository, weights=weights, progress=progress)
+    if is_of_hub or not os.path.exists(path):
+        found: Path | None = entry(HUB)(name_or_path, weights=weights, progress=progress)
+        if found is not None:
+            return found
     what = "is a file, but not a .gguf file" if os.path.exists(path) else "is unknown"
     names = ", ".join(model.name for model in packaged)
     raise StartupError(

@@ -18,11 +18,10 @@ from pathlib import Path
 import msgspec
 
 from stenograph.core.errors import StartupError
-from stenograph.model.hub_wire import Fetched, FetchFailed, FetchProgress, decode_event
 from stenograph.model.progress import Progress
+from stenograph.model.settings import HUB_PREFIX
 from stenograph.model.shards import SHARD_INDEX, weight_files
 
-PREFIX = "hf:"
 INSTALL_HINT = "pip install huggingface_hub"
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9_][\w.-]*/[\w.-]+", re.ASCII)
@@ -32,16 +31,56 @@ _TRUE = ("1", "ON", "YES", "TRUE")
 _END_GRACE_S = 5.0
 
 
+# --- the events of a download: JSON lines on its standard output
+
+
+class FetchProgress(msgspec.Struct, frozen=True, tag="told"):
+    """The bytes downloaded so far."""
+
+    done_bytes: int
+    total_bytes: int
+
+
+class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
+    """The download succeeded: all files are in `folder`, each with the hash on the hub."""
+
+    folder: str
+
+
+class FetchFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """The download failed; `why` also says what to do."""
+
+    why: str
+
+
+Event = FetchProgress | Fetched | FetchFailed
+
+_DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+
+
+def encode_event(event: Event) -> bytes:
+    """One line."""
+    return msgspec.json.encode(event) + b"\n"
+
+
+def decode_event(line: bytes) -> Event:
+    """Raises msgspec.DecodeError for anything else."""
+    return _DECODER.decode(line)
+
+
+# --- a repository
+
+
 def repository_of(name: str) -> str | None:
     """The repository of a model's name: ORG/NAME, and any text after `hf:`. None: it is no such name.
 
     A path is none: one that begins with a dot or a slash, has more than one slash, or ends as a .gguf file. Raises
     StartupError if the text after `hf:` cannot be a repository's name.
     """
-    if name.startswith(PREFIX):
-        repository = name.removeprefix(PREFIX)
+    if name.startswith(HUB_PREFIX):
+        repository = name.removeprefix(HUB_PREFIX)
         if not _PREFIXED.fullmatch(repository) or ".." in repository or "--" in repository:
-            raise StartupError(f"model {name[:200]!r}: what follows {PREFIX} must be a repository's name, ORG/NAME")
+            raise StartupError(f"model {name[:200]!r}: what follows {HUB_PREFIX} must be a repository's name, ORG/NAME")
         return repository
     is_one = _REPOSITORY.fullmatch(name) and ".." not in name and "--" not in name and len(name) <= 96
     return name if is_one and not name.lower().endswith(".gguf") else None
@@ -60,18 +99,20 @@ def repository_folder(cache: Path, repository: str) -> Path:
     return cache / f"models--{repository.replace('/', '--')}"
 
 
-def hub_folder(name: str, repository: str, *, weights: bool, progress: Progress) -> Path:
-    """The folder with a repository's tokenizer, template and configuration, and, `weights`, its safetensors.
+def hub_folder(name: str, *, weights: bool, progress: Progress) -> Path | None:
+    """The folder with a repository's tokenizer, template and configuration, and, `weights`, its safetensors; None for
+    what is no repository's name.
 
-    `name` is the user's spelling, for the errors. Blocks: call it off the loop. Raises StartupError, in one line with
-    the remedy.
+    Blocks: call it off the loop. Raises StartupError, in one line with the remedy.
     """
+    if (repository := repository_of(name)) is None:
+        return None
     cache = hub_cache(os.environ)
     cached = _snapshot(cache, repository)
     missing = "file" if cached is None else _missing(cached, weights=weights)
     if cached is not None and missing is None:
         return cached
-    here = "" if name.startswith(PREFIX) else "there is no such folder, and "
+    here = "" if name.startswith(HUB_PREFIX) else "there is no such folder, and "
     here = f"model {name!r}: {here}the Hugging Face cache {str(cache)!r} has no {missing} of it"
     if any(os.environ.get(name, "").upper() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")):
         raise StartupError(

@@ -35,8 +35,7 @@ from huggingface_hub.hf_api import RepoSibling
 # Its own HTTP client: httpx in version 1, httpx2 in version 2, of which 2.4 does not list it among its exports.
 from huggingface_hub.utils import httpx  # type: ignore[attr-defined,unused-ignore]
 
-from stenograph.model.hub import repository_folder
-from stenograph.model.hub_wire import Event, Fetched, FetchFailed, FetchProgress, encode_event
+from stenograph.model.hub import Event, Fetched, FetchFailed, FetchProgress, encode_event, repository_folder
 from stenograph.model.shards import SHARD_INDEX
 
 TEXT_FILES = (

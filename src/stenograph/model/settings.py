@@ -10,6 +10,9 @@ from pathlib import Path
 
 from stenograph.core.settings import Section, computed, folder, setting, text
 
+HUB_PREFIX = "hf:"
+"""Before a repository's name, where it could be a folder's as well."""
+
 
 class EncoderKind(enum.StrEnum):
     """A library for encoding, by the name of its package."""

@@ -1,11 +1,12 @@
-"""The bounded pool of threads for CPU work that releases the GIL, tokenization above all.
+"""The bounded pool of threads for CPU work that releases the GIL, tokenization above all; and the event loop's share
+for work that does not.
 
 Owns its threads. Gives no order and no fairness beyond a queue. Only stateless work belongs here; session state
 changes on the loop.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -55,3 +56,28 @@ def _without_stop(work: Callable[[], T]) -> T:
         return work()
     except StopIteration as error:
         raise RuntimeError("work on the pool raised StopIteration") from error
+
+
+class LoopShare:
+    """The share of one loop for GIL-bound work in pieces, with others served in between. First come, first served.
+
+    A thread would not help: the loop would wait for the GIL at each of its own system calls (docs/performance.md). At
+    most one piece runs in each event-loop iteration, however many callers have work.
+    """
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        return f"<LoopShare locked={self._turn.locked()}>"
+
+    async def pieces(self, work: Iterator[T]) -> AsyncGenerator[T, None]:
+        """Yield the pieces of `work`, each made in an event-loop iteration of its own."""
+        while True:
+            async with self._turn:  # held over the iteration, so that no other piece runs in it
+                await asyncio.sleep(0)
+                try:
+                    piece = next(work)
+                except StopIteration:
+                    return
+            yield piece

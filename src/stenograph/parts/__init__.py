@@ -1,4 +1,4 @@
-"""The settings that each part declares: every command line reads them, and loads nothing else of a part.
+"""Each part's settings: every command line reads them, and loads nothing else of a part.
 
 `cli/parts.py` has the parts' entries.
 """
@@ -109,7 +109,7 @@ class TraceSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSettings:
-    """Settings of one server of several processes, and of servers that share a database."""
+    """Settings of one server of several processes, and of servers sharing a database."""
 
     workers: int = setting(
         1,

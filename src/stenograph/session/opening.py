@@ -29,8 +29,7 @@ from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.types import Grammar, Prompt, RequestId, SamplingParams, token_ids
 from stenograph.engine.base import Capabilities, Engine
 from stenograph.model.tokenizer import Span
-from stenograph.offload.loop_share import LoopShare
-from stenograph.offload.pool import INLINE_BELOW_BYTES
+from stenograph.offload.pool import INLINE_BELOW_BYTES, LoopShare
 from stenograph.session.reply_buffer import READ_AT_ONCE
 from stenograph.session.services import TurnServices
 from stenograph.session.settings import OverBudget

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from stenograph.core.clock import Clock
 from stenograph.core.kinds import SaltPolicy
 from stenograph.engine.base import Engine
-from stenograph.offload.loop_share import LoopShare
-from stenograph.offload.pool import CpuPool
+from stenograph.offload.pool import CpuPool, LoopShare
 from stenograph.session.kinds import KindRules
 from stenograph.session.rewrite_rules import RewriteRules
 from stenograph.session.settings import OverBudget

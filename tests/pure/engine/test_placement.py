@@ -5,8 +5,16 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenograph.engine.fleet.placement import LOAD_FACTOR, Candidate, choose, cost_of, load_bound
-from stenograph.engine.fleet.trust import FIRST_PAUSE_S, LONGEST_PAUSE_S, Trust
+from stenograph.engine.fleet.placement import (
+    FIRST_PAUSE_S,
+    LOAD_FACTOR,
+    LONGEST_PAUSE_S,
+    Candidate,
+    Trust,
+    choose,
+    cost_of,
+    load_bound,
+)
 
 NAMES = [f"http://engine-{number}:30000" for number in range(6)]
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stenograph.offload.loop_share import LoopShare
+from stenograph.offload.pool import LoopShare
 
 
 class Passes:

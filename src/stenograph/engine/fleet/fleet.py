@@ -39,8 +39,7 @@ from stenograph.engine.base import (
     GenerateRequest,
     Outcome,
 )
-from stenograph.engine.fleet.placement import Candidate, choose, cost_of
-from stenograph.engine.fleet.trust import FIRST_PAUSE_S, Trust
+from stenograph.engine.fleet.placement import FIRST_PAUSE_S, Candidate, Trust, choose, cost_of
 
 MAX_SESSIONS = 2**15
 """The most recently used sessions: their engines are remembered. A forgotten session is placed anew."""
