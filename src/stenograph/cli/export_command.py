@@ -24,10 +24,8 @@ from stenograph.export.records import SessionMetadata
 from stenograph.export.replay import ReplayShape
 from stenograph.export.samples import SampleSet
 from stenograph.export.session_samples import SampleWishes, session_samples
-from stenograph.http.loaded_model import model_mark, renderer_of
+from stenograph.http.loaded_model import load_model, model_mark
 from stenograph.http.settings import Settings
-from stenograph.model.fetch import resolve_model
-from stenograph.model.files import load_model_files
 from stenograph.model.progress import Progress
 from stenograph.session.facts import line_drift, session_facts
 from stenograph.session.session import Session
@@ -52,14 +50,12 @@ class ExportOptions:
 
 def export_folder(options: ExportOptions, settings: Settings, *, out: TextIO, progress: Progress) -> int:
     """Write the samples of every session of a folder into one file; returns the exit code. Raises StartupError."""
-    files = load_model_files(
-        resolve_model(settings.model, cache_dir=settings.cache_dir, progress=progress, weights=False)
-    )
-    shape, required = files.moe_shape, settings.require_logprobs
+    loaded = load_model(settings, SystemClock(), progress, weights=False)
+    shape, required = loaded.files.moe_shape, settings.require_logprobs
     export = _Export(
         options=options,
-        renderer=renderer_of(settings, files, SystemClock()),
-        mark=model_mark(files),
+        renderer=loaded.renderer,
+        mark=model_mark(loaded.files),
         wishes=SampleWishes(
             kinds=tuple(StrandKind) if options.include_side else TRAINED_KINDS,
             include_failed=options.include_failed,

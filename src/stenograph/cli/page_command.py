@@ -24,10 +24,8 @@ from stenograph.core.errors import StartupError
 from stenograph.core.types import SessionId
 from stenograph.export.lines import leaves
 from stenograph.http.line_drifts import drift_reports
-from stenograph.http.loaded_model import model_mark, renderer_of
+from stenograph.http.loaded_model import load_model, model_mark
 from stenograph.http.settings import Settings
-from stenograph.model.fetch import resolve_model
-from stenograph.model.files import load_model_files
 from stenograph.model.progress import Progress, StreamProgress
 from stenograph.session.facts import line_drift
 
@@ -76,13 +74,11 @@ def _export_page(source: str, session_id: str, html: Path, settings: Settings, p
 def _of_folder(source: str, session_id: str, settings: Settings, progress: Progress) -> SessionDocuments:
     """The session as a folder has it. Raises StartupError, also if it was made with another model."""
     with looks_at(source) as looked:
-        files = load_model_files(
-            resolve_model(settings.model, cache_dir=settings.cache_dir, progress=progress, weights=False)
-        )
-        session = found_session(looked, SessionId(session_id), model=model_mark(files))
+        loaded = load_model(settings, SystemClock(), progress, weights=False)
+        session = found_session(looked, SessionId(session_id), model=model_mark(loaded.files))
         if session.refusal is not None:
             raise StartupError(str(session.refusal))
-        renderer = renderer_of(settings, files, SystemClock())
+        renderer = loaded.renderer
         reports = {leaf.id: line_drift(leaf, renderer) for leaf in leaves(session.nodes)}
         drift = drift_reports(session.id, [(leaf, reports[leaf.id]) for leaf in leaves(session.nodes)])
         return session_documents(session, renderer.tokenizer, reports, drift)

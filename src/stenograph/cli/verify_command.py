@@ -6,6 +6,7 @@ Owns the exit codes. An unreadable file and an unreachable engine are a StartupE
 import asyncio
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -40,21 +41,15 @@ _SHOWN_CHARS = 200
 
 def verify_command(options: dict[str, Any]) -> int:
     """Carry out `verify`; returns the exit code. Raises StartupError."""
-    is_named = options["engine"] is not None
-
-    def work(settings: CommandSettings) -> int:
-        plays = is_named or bool(settings.engine_url)
-        return verify_model(settings, plays=plays, out=sys.stdout, progress=progress_of(settings))
-
-    return logged(options, work)
+    return logged(options, partial(_verify, is_named=options["engine"] is not None))
 
 
-def verify_model(settings: Settings, *, plays: bool, out: TextIO, progress: Progress) -> int:
-    """Verify the model named by the settings, and write the findings to `out`; returns the exit code.
+def _verify(settings: CommandSettings, *, is_named: bool) -> int:
+    """Verify the model of the settings, also with a session where the engine `is_named` or has an address.
 
-    `plays`: also a session with their engine. Raises StartupError: the model cannot be read, or the engine not be
-    started or reached.
+    Raises StartupError: the model cannot be read, or the engine not be started or reached.
     """
+    plays, out, progress = is_named or bool(settings.engine_url), sys.stdout, progress_of(settings)
     needs_weights = plays and settings.loads_weights
     path = resolve_model(settings.model, cache_dir=settings.cache_dir, progress=progress, weights=needs_weights)
     files = load_model_files(path)

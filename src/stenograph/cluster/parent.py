@@ -88,7 +88,7 @@ def serve_workers(
             stack.callback(folder.close)
         places = _places(num, stack)
         asyncio.run(prepare_database(settings))
-        loaded = load_model(settings, SystemClock(), progress)
+        loaded = load_model(settings, SystemClock(), progress, weights=settings.loads_weights)
         load_parts(settings, parts)
         engine = None
         if (own := engine_part(settings, parts)) is not None:

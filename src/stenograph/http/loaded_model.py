@@ -31,12 +31,18 @@ class LoadedModel:
     renderer: Renderer
 
 
-def load_model(settings: Settings, clock: Clock, progress: Progress) -> LoadedModel:
-    """Fetch and load the model. Raises StartupError. Takes seconds, and blocks."""
-    has_weights = settings.loads_weights
-    path = resolve_model(settings.model, cache_dir=settings.cache_dir, progress=progress, weights=has_weights)
+def load_model(settings: Settings, clock: Clock, progress: Progress, *, weights: bool) -> LoadedModel:
+    """Fetch the model, if needed with its `weights`, and load it. Raises StartupError. Takes seconds, and blocks."""
+    path = resolve_model(settings.model, cache_dir=settings.cache_dir, progress=progress, weights=weights)
     files = load_model_files(path)
-    return LoadedModel(path=path, files=files, renderer=renderer_of(settings, files, clock))
+    renderer = make_renderer(
+        files,
+        settings.family,
+        kwargs=template_kwargs_of(settings),
+        allows_special=settings.allow_special_in_text is Switch.ON,
+        today=Day.of(clock.wall()),
+    )
+    return LoadedModel(path=path, files=files, renderer=renderer)
 
 
 def make_renderer(
@@ -62,17 +68,6 @@ def make_renderer(
     for name in sorted(kwargs.keys() - loaded.renderer.writer.read_by_template(kwargs)):
         log.warning("the chat template does not use %r, which --chat-template-kwargs sets", name)
     return loaded.renderer
-
-
-def renderer_of(settings: Settings, files: ModelFiles, clock: Clock) -> Renderer:
-    """The renderer of a model as the settings want it. Raises StartupError as `make_renderer` does."""
-    return make_renderer(
-        files,
-        settings.family,
-        kwargs=template_kwargs_of(settings),
-        allows_special=settings.allow_special_in_text is Switch.ON,
-        today=Day.of(clock.wall()),
-    )
 
 
 def template_kwargs_of(settings: Settings) -> Mapping[str, object]:

@@ -199,7 +199,7 @@ async def serve(
     async with held_folder(settings, address=url_of(listener)) as folder:
 
         async def loaded() -> LoadedModel:
-            return await asyncio.to_thread(load_model, settings, clock, progress)
+            return await asyncio.to_thread(load_model, settings, clock, progress, weights=settings.loads_weights)
 
         alone = processes or Processes()
         return await serve_on(listener, settings, loaded, folder, alone, clock=clock, announce=announce, parts=parts)

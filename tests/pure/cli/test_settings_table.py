@@ -2,16 +2,20 @@
 
 import tomllib
 from collections.abc import Callable
+from dataclasses import is_dataclass
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from stenograph import parts
 from stenograph.cli.settings_table import SETTINGS, CommandSettings, kubernetes_variables, load_settings
 from stenograph.core.errors import StartupError
 from stenograph.dialects.settings import UnknownFields
 from stenograph.engine.settings import EngineKind
+from stenograph.http.settings import Settings
+from stenograph.parts import EmbeddedSettings, settings_of
 
 
 def toml(tmp_path: Path, text: str) -> Path:
@@ -308,3 +312,13 @@ def test_variables_that_kubernetes_sets_for_a_service_of_our_name_are_ignored():
 def test_variables_that_kubernetes_would_not_set_still_stop_the_start(key: str, value: str):
     with pytest.raises(StartupError, match=f"{key}'? in the environment"):
         load_settings({}, {key: value}, None)
+
+
+def test_each_part_s_settings_are_among_a_command_s_and_a_server_without_them_has_their_defaults() -> None:
+    declared = [one for one in vars(parts).values() if isinstance(one, type) and is_dataclass(one)]
+    assert len(declared) == 4
+    for one in declared:
+        assert issubclass(CommandSettings, one)
+        assert settings_of(one, Settings()) == one()
+    changed = CommandSettings(max_batch=3)
+    assert settings_of(EmbeddedSettings, changed) is changed
