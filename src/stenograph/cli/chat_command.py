@@ -22,7 +22,7 @@ from typing import Any, Protocol, Self, TextIO
 from urllib.parse import quote
 
 from stenograph.cli.chat_turns import STOPPED, ChatTalk, ChatTurn
-from stenograph.cli.run_command import ended_by_signals
+from stenograph.cli.run_command import ended_by_signals, handled
 from stenograph.cli.run_report import say
 from stenograph.cli.run_samples import check_samples_file, write_samples
 from stenograph.cli.run_server import ServerWish
@@ -138,11 +138,10 @@ def stopped_by_interrupt(stop: Callable[[], None]) -> Generator[None]:
         threads.append(threading.Thread(target=stop, name="stop-reply", daemon=True))
         threads[0].start()
 
-    before = signal.signal(signal.SIGINT, interrupted)
     try:
-        yield
+        with handled({signal.SIGINT: interrupted}):
+            yield
     finally:
-        signal.signal(signal.SIGINT, before)
         for thread in threads:
             thread.join(STOP_S)  # or it would stop the next reply
 

@@ -1,44 +1,24 @@
 """The places of stored sessions, for a look: a folder of files, or a database shared by servers."""
 
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from stenograph.core.loaded import entry
-from stenograph.core.types import SessionId
 from stenograph.parts import POSTGRES
-from stenograph.store.base import SessionColumns, StoredSession, StoredSummary
-from stenograph.store.look import looks
+from stenograph.store.look import StoreLook, looks
+
+if TYPE_CHECKING:  # loaded for a database alone
+    from stenograph.cluster.postgres.look import PostgresLook
 
 StorePlace = Path | str
 """A folder, or the address of a database."""
 
 
-class Look(Protocol):
-    """A part of a place, opened for reading."""
-
-    @property
-    def name(self) -> str:
-        """Its name, in reports of its faults."""
-        ...
-
-    def summaries(self) -> Iterator[StoredSummary]:
-        """All sessions in the order of their creation. Raises StorageUnavailable."""
-        ...
-
-    def read(self, session_id: SessionId) -> StoredSession | None:
-        """A session's rows. Raises SessionDamaged or StorageUnavailable."""
-        ...
-
-    def columns(self, session_id: SessionId) -> SessionColumns:
-        """The columns beside a session's rows. Raises StorageUnavailable."""
-        ...
-
-    def faults(self) -> list[str]:
-        """Faults of its own structure."""
-        ...
+Look: TypeAlias = "StoreLook | PostgresLook"
+"""A part of a place, opened for reading."""
 
 
 @contextmanager

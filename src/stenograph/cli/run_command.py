@@ -183,12 +183,12 @@ def _signals_for_the_command() -> Generator[list["subprocess.Popen[bytes]"]]:
             pass_on(number, frame)
 
     # Handlers, and not SIG_IGN, which the command would inherit.
-    with _handled({**dict.fromkeys(_PASSED_ON, pass_on), **dict.fromkeys(_OF_THE_TERMINAL, leave_to_it)}):
+    with handled({**dict.fromkeys(_PASSED_ON, pass_on), **dict.fromkeys(_OF_THE_TERMINAL, leave_to_it)}):
         yield children
 
 
 @contextlib.contextmanager
-def _handled(handlers: Mapping[signal.Signals, Handler]) -> Generator[None]:
+def handled(handlers: Mapping[signal.Signals, Handler]) -> Generator[None]:
     """While inside, signals have these handlers."""
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
@@ -200,7 +200,7 @@ def _handled(handlers: Mapping[signal.Signals, Handler]) -> Generator[None]:
 
 def ended_by_signals() -> contextlib.AbstractContextManager[None]:
     """While inside, signals to end a process do so by way of every `with`."""
-    return _handled(dict.fromkeys(_PASSED_ON, _end))
+    return handled(dict.fromkeys(_PASSED_ON, _end))
 
 
 def _end(number: int, frame: FrameType | None) -> None:
