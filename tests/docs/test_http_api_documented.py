@@ -12,6 +12,7 @@ from stenograph.dialects.gemini.fields import CONFIG_FIELDS, GEMINI_FIELDS
 from stenograph.dialects.openai.chat_fields import CHAT_FIELDS
 from stenograph.dialects.openai.completions import COMPLETION_FIELDS
 from stenograph.dialects.responses.fields import RESPONSES_FIELDS
+from stenograph.dialects.sessions import CreateSession
 from stenograph.dialects.settings import DialectKind
 from stenograph.http.openapi.turns import turn_rows
 from stenograph.http.response_route import HeldResponses
@@ -49,3 +50,9 @@ def test_every_route_is_listed() -> None:
     known |= {row.name for kind in DialectKind for row in turn_rows(kind, forwards=False)}
     section = PAGE.read_text().split("## Routes\n")[1].split("\n## ")[0]
     assert set(re.findall(r"^\| `(\w+ [^`]+)` \|", section, re.MULTILINE)) == known
+
+
+def test_every_option_of_a_session_is_listed() -> None:
+    section = PAGE.read_text().split("## Opening a session\n")[1].split("\n### ")[0]
+    first_cells = "".join(re.findall(r"^\|([^|]+)\|", section, re.MULTILINE))
+    assert set(re.findall(r"`(\w+)`", first_cells)) == set(CreateSession.__struct_fields__)

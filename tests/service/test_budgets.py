@@ -15,23 +15,24 @@ from hypothesis import strategies as st
 
 from standins.clock import ManualClock
 from standins.scripted_engine import Script, ScriptedEngine
-from stenograph.core.budgets import Budgets, OverLimit
 from stenograph.core.chat import ChatRequest
 from stenograph.core.errors import BudgetSpent, SessionBusy
 from stenograph.core.kinds import WORK_KINDS
 from stenograph.core.messages import Message, Role, Tool
+from stenograph.core.stated_options import OverLimit, StatedOptions
 from stenograph.core.types import Finish, FinishReason, SamplingParams
 from stenograph.offload.pool import CpuPool
 from stenograph.session.admission import Limits
 from stenograph.session.manager import SessionManager
 from stenograph.session.services import TurnServices
-from stenograph.session.session import Session, SessionOptions
+from stenograph.session.session import Session
 from stenograph.session.side_rules import SHIPPED_RULES, read_kind_rules
 from stenograph.session.watch import Watch
 from stenograph.store.database import FileConnection
 from stenograph.store.folder import DataFolder
 from stenograph.store.sqlite import SqliteStore
 from stenograph.text.renderer import Renderer
+from stenograph.trajectory.commits import SessionOptions
 
 from .conftest import END, Answer, Live, assistant, begun, user
 
@@ -239,7 +240,7 @@ ASKS = st.builds(Ask, st.integers(0, 3), st.booleans(), st.booleans(), st.boolea
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     budgets=st.builds(
-        Budgets,
+        StatedOptions,
         max_turns=st.none() | st.integers(1, 4),
         max_requests=st.none() | st.integers(1, 5),
         over_limit=st.sampled_from(OverLimit),
@@ -247,7 +248,7 @@ ASKS = st.builds(Ask, st.integers(0, 3), st.booleans(), st.booleans(), st.boolea
     bursts=st.lists(st.lists(ASKS, min_size=1, max_size=6), min_size=1, max_size=5),
 )
 def test_no_burst_of_requests_gets_more_than_there_is(
-    renderer: Renderer, budgets: Budgets, bursts: list[list[Ask]]
+    renderer: Renderer, budgets: StatedOptions, bursts: list[list[Ask]]
 ) -> None:
     seeds = itertools.count(1)
     lines: dict[tuple[int, bool, bool], tuple[Message, ...]] = {}
@@ -260,7 +261,7 @@ def test_no_burst_of_requests_gets_more_than_there_is(
             engine=engine, renderer=renderer, pool=pool, clock=ManualClock(), timeout_s=None, kind_rules=rules
         )
         manager = SessionManager(services=services, limits=Limits(max_sessions=1, max_in_flight=99))
-        session = manager.sessions.create(SessionOptions(budgets=budgets))
+        session = manager.sessions.create(SessionOptions(stated=budgets))
         try:
             for burst in bursts:
                 watches = [watch for ask in burst if (watch := begin(engine, manager, session, ask)) is not None]

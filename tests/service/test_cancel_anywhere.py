@@ -36,11 +36,11 @@ from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
 from stenograph.session.admission import Limits
 from stenograph.session.manager import SessionManager
 from stenograph.session.retries import RequestIdentity
-from stenograph.session.session import SessionOptions
 from stenograph.session.steps import TurnServices
 from stenograph.session.turn import TurnOutcome
 from stenograph.session.watch import TurnAbandoned, Watch
 from stenograph.text.renderer import Renderer
+from stenograph.trajectory.commits import SessionOptions
 from stenograph.trajectory.turn import line_ids, line_messages
 
 from .conftest import begun

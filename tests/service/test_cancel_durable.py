@@ -16,14 +16,13 @@ from stenograph.session.admission import Limits
 from stenograph.session.manager import SessionManager
 from stenograph.session.restored import restored_session
 from stenograph.session.retries import RequestIdentity
-from stenograph.session.session import SessionOptions
 from stenograph.session.steps import TurnServices
 from stenograph.session.storage import SessionStorage
 from stenograph.session.turn import TurnOutcome
 from stenograph.store.base import Done, Tail
 from stenograph.store.codec.rows import Totals
 from stenograph.text.renderer import Renderer
-from stenograph.trajectory.commits import ModelMark
+from stenograph.trajectory.commits import ModelMark, SessionOptions
 from stenograph.trajectory.matching import MATCHERS
 from stenograph.trajectory.turn import line_ids, line_messages
 

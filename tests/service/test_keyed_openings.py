@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stenograph.session.keyed_openings import MAX_KEYS, KeyedOpenings
-from stenograph.session.session import SessionOptions
+from stenograph.trajectory.commits import SessionOptions
 
 from .conftest import Answer, Live
 from .memory_store import MemoryStore

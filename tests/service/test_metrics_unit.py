@@ -20,8 +20,8 @@ from stenograph.offload.pool import CpuPool
 from stenograph.session.admission import Limits, Place
 from stenograph.session.manager import SessionManager
 from stenograph.session.services import TurnServices
-from stenograph.session.session import SessionOptions
 from stenograph.text.renderer import Renderer
+from stenograph.trajectory.commits import SessionOptions
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 

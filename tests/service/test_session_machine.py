@@ -25,7 +25,6 @@ from hypothesis.stateful import (
 
 from standins.clock import ManualClock
 from standins.scripted_engine import Script, ScriptedEngine
-from stenograph.core.budgets import Budgets, OverLimit
 from stenograph.core.chat import ChatRequest
 from stenograph.core.errors import (
     BudgetSpent,
@@ -40,17 +39,19 @@ from stenograph.core.kinds import HistoryKind
 from stenograph.core.messages import Message, Role
 from stenograph.core.outcome import TokenFate
 from stenograph.core.stages import StageTimes
+from stenograph.core.stated_options import OverLimit, StatedOptions
 from stenograph.core.telemetry import NoTelemetry, SessionEnd, SessionReport, TurnEnd, TurnReport
 from stenograph.core.types import Finish, FinishReason, RequestId, SamplingParams
 from stenograph.offload.pool import CpuPool
 from stenograph.session.admission import Limits
 from stenograph.session.manager import SessionManager
 from stenograph.session.retries import RequestIdentity
-from stenograph.session.session import Session, SessionOptions
+from stenograph.session.session import Session
 from stenograph.session.steps import TurnServices
 from stenograph.session.turn import TurnOutcome
 from stenograph.session.watch import TurnAbandoned, Watch
 from stenograph.text.renderer import Renderer
+from stenograph.trajectory.commits import SessionOptions
 from stenograph.trajectory.history import Discarded
 from stenograph.trajectory.strand import NUM_FORKS
 from stenograph.trajectory.turn import Node, TurnStatus, line_ids, line_messages
@@ -259,7 +260,7 @@ class Refused(Exception):
     def stops(self, place: Place) -> bool:
         """Whether the session answers it with an empty reply."""
         is_budget = self.limit not in (None, Limit.IN_FLIGHT)
-        return is_budget and place.real.options.budgets.over_limit is OverLimit.STOP
+        return is_budget and place.real.options.stated.over_limit is OverLimit.STOP
 
 
 def parent_of(place: Place, sent: Sent) -> Turn | None:
@@ -374,7 +375,7 @@ class SessionMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.live) < MAX_SESSIONS)
     @rule(
         budgets=st.builds(
-            Budgets,
+            StatedOptions,
             max_turns=st.sampled_from([None, None, None, 4, 1]),
             max_requests=st.sampled_from([None, None, None, 6, 2]),
             max_total_tokens=st.sampled_from([None, None, None, 100]),
@@ -383,10 +384,10 @@ class SessionMachine(RuleBasedStateMachine):
         max_nodes=st.sampled_from([100, 100, 3]),
         ttl_s=st.sampled_from([None, None, TTL_S]),
     )
-    def open(self, budgets: Budgets, max_nodes: int, ttl_s: float | None) -> None:
+    def open(self, budgets: StatedOptions, max_nodes: int, ttl_s: float | None) -> None:
         options = SessionOptions(
             history=self.kind,
-            budgets=budgets,
+            stated=budgets,
             max_nodes=max_nodes,
             ttl_s=ttl_s,
         )
@@ -727,7 +728,7 @@ class SessionMachine(RuleBasedStateMachine):
         if is_strands and any(place.branch_of(sent) in flight.held for flight in place.flights):
             raise Refused("session_busy")
         options, num = place.real.options, len(place.turns) + len(place.flights)
-        budgets = options.budgets
+        budgets = options.stated
         if budgets.max_requests is not None and num + len(place.replaced) >= budgets.max_requests:
             raise Refused("limit_exceeded", Limit.SESSION_REQUESTS)
         if place.kind is HistoryKind.TREE and options.max_nodes is not None and num >= options.max_nodes:
@@ -740,7 +741,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     def granted(self, place: Place | None, sent: Sent) -> int | None:
         """How many tokens its session has left for the reply; None if it has no limit, or the turn no place."""
-        limit = None if place is None else place.real.options.budgets.max_total_tokens
+        limit = None if place is None else place.real.options.stated.max_total_tokens
         if place is None or limit is None or any(message.role is Role.TOOL for message in sent.messages):
             return None
         try:

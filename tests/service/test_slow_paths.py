@@ -39,9 +39,9 @@ from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool, LoopShare
 from stenograph.session.completion import completions
 from stenograph.session.opening import Opening
 from stenograph.session.services import TurnServices
-from stenograph.session.session import SessionOptions
 from stenograph.text.renderer import Renderer
 from stenograph.text.template.template import ChatTemplate
+from stenograph.trajectory.commits import SessionOptions
 from stenograph.trajectory.strand import Leases
 
 from .conftest import END, Live, assistant, running, user

@@ -147,7 +147,7 @@ def _session_lines(files: Sequence[Look]) -> Iterator[str]:
         opened, totals = found.opened, found.totals
         created = datetime.fromtimestamp(opened.created_at, UTC).strftime("%Y-%m-%d %H:%M:%S")
         yield (
-            f"{opened.session_id:32}  {created}  {opened.history:8} {totals.num_turns:6} {totals.num_tokens:9}"
+            f"{opened.session_id:32}  {created}  {opened.options.history:8} {totals.num_turns:6} {totals.num_tokens:9}"
             f"  {opened.model.name}"
         )
 

@@ -70,7 +70,7 @@ def kept_lines(facts: SessionFacts) -> list[Node]:
     outcome = facts.outcome
     if outcome is not None and outcome.verdict is RolloutVerdict.INFRA_FAILED:
         return []
-    kept = leaves(facts.nodes) if facts.history is HistoryKind.STRANDS else kept_leaves(facts.nodes)
+    kept = leaves(facts.nodes) if facts.options.history is HistoryKind.STRANDS else kept_leaves(facts.nodes)
     by_node = facts.by_node()
     return [leaf for leaf in kept if by_node[leaf.id].kind in TRAINED_KINDS]
 

@@ -203,9 +203,9 @@ def console_session(
     return {
         "session_id": facts.session_id,
         "created_at": created_at,
-        "history": facts.history,
-        "group": facts.group,
-        "metadata": facts.metadata,
+        "history": facts.options.history,
+        "group": facts.options.stated.group,
+        "metadata": facts.options.metadata,
         "outcome": outcome_json(facts.outcome),
         "busy": busy,
         "num_turns": len(nodes),

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NewType, cast
+from typing import NewType
 
 import numpy as np
 from msgspec import Struct
@@ -302,28 +302,10 @@ class Chunk(Struct, frozen=True, kw_only=True, gc=False):
     unasked_replay: tuple[str, ...] = ()
     cached_from: str | None = None
 
-    def __post_init__(self) -> None:
-        is_plain = self.tempered_logprobs is None and self.sampling_logprobs is None
-        is_plain = is_plain and self.forced is None and self.top_logprobs is None
-        if not is_plain or (type(self.ids), type(self.logprobs)) != (array, array):
-            self._make_tuples()
-        if len(self.ids) != len(self.logprobs):
-            raise ValueError(f"{len(self.ids)} ids but {len(self.logprobs)} logprobs")
-        if not is_plain:
-            _check_lengths(self)
-        if self.top_logprobs is not None and len(self.top_logprobs) != len(self.ids):
-            raise ValueError(f"{len(self.ids)} ids but {len(self.top_logprobs)} rows of top logprobs")
-
     @property
     def num_sampled(self) -> int:
         """Tokens sampled since the last chunk, with or without known ids."""
         return len(self.ids) if self.written is None else self.written.num_tokens
-
-    def _make_tuples(self) -> None:
-        """Make tuples of lists: lists could still change."""
-        for name in ("ids", "logprobs", "tempered_logprobs", "sampling_logprobs", "forced"):
-            if isinstance(row := getattr(self, name), list):
-                force_setattr(self, name, tuple(cast("list[float]", row)))
 
 
 def all_finite(values: "array[float]") -> bool:
@@ -370,8 +352,10 @@ class SampledTurn(Struct, frozen=True, kw_only=True, gc=False):
     def __post_init__(self) -> None:
         if len(self.ids) != len(self.logprobs):
             raise ValueError(f"{len(self.ids)} ids but {len(self.logprobs)} logprobs")
-        if self.tempered_logprobs is not None or self.sampling_logprobs is not None or self.forced is not None:
-            _check_lengths(self)
+        for name in ("tempered_logprobs", "sampling_logprobs", "forced"):
+            row: Sequence[float] | None = getattr(self, name)
+            if row is not None and len(row) != len(self.ids):
+                raise ValueError(f"{len(self.ids)} ids but {len(row)} {name.replace('_', ' ')}")
         if self.mixed is not None and self.weights:
             raise ValueError(f"mixed weights beside {self.weights}")
         if not all_finite(self.logprobs):
@@ -381,14 +365,6 @@ class SampledTurn(Struct, frozen=True, kw_only=True, gc=False):
             if not end <= span.start < span.end <= len(self.ids):
                 raise ValueError(f"weight spans must ascend within {len(self.ids)} ids, got {self.weights}")
             end = span.end
-
-
-def _check_lengths(of: Chunk | SampledTurn) -> None:
-    for name, values in (("tempered", of.tempered_logprobs), ("sampling", of.sampling_logprobs)):
-        if values is not None and len(values) != len(of.ids):
-            raise ValueError(f"{len(of.ids)} ids but {len(values)} {name} logprobs")
-    if of.forced is not None and len(of.forced) != len(of.ids):
-        raise ValueError(f"{len(of.ids)} ids, but of {len(of.forced)} it is known whether they were forced")
 
 
 class PromptEnd(enum.Enum):

@@ -12,18 +12,16 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from stenograph.core.budgets import Budgets
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.kinds import AfterLength, Compat, HistoryKind, SaltPolicy, StrandKind
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.sampling_rules import SamplingRules
+from stenograph.core.stated_options import GroupName, StatedOptions
 from stenograph.core.types import token_ids
 from stenograph.dialects.common.json_bodies import decode_json, decode_part, shown
 from stenograph.dialects.common.sampling_rules import WireSamplingRules, name_known, sampling_rules
 from stenograph.dialects.common.template_input import TemplateKwargs, check_depth, check_template_kwargs
 from stenograph.dialects.settings import SAMPLE_FORMATS
-
-GroupName = Annotated[str, Meta(min_length=1, max_length=256)]
 
 BULK_FORMATS = ("safetensors", "arrow")
 SESSION_STATES = ("busy", "idle", "open", "ended")
@@ -31,7 +29,7 @@ MAX_LISTED = 10_000
 """Most ids of sessions in one request."""
 
 
-class CreateSession(Budgets, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class CreateSession(StatedOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Options of a new session, its budgets among them. `null` means absent.
 
     `compat` `miles` is `history` `linear` and `after_length` `refuse`; another value of either beside it is refused.
@@ -46,7 +44,6 @@ class CreateSession(Budgets, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     chat_template_kwargs: TemplateKwargs | None = None
     sampling: WireSamplingRules | None = None
     canonical: str | None = None
-    group: GroupName | None = None
     support: bool | None = None
     cache_salt: Annotated[str, Meta(extra_json_schema={"enum": [policy.value for policy in SaltPolicy]})] | None = None
 

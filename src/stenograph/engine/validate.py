@@ -206,7 +206,16 @@ def _check_spans(weights: Sequence[WeightSpan], num_ids: int) -> None:
 
 
 def _with_logprobs(chunk: Chunk) -> Chunk:
-    """The chunk with logprobs all finite and at most 0."""
+    """The chunk with a logprob for each id, all finite and at most 0."""
+    for name, row in (
+        ("logprobs", chunk.logprobs),
+        ("tempered logprobs", chunk.tempered_logprobs),
+        ("sampling logprobs", chunk.sampling_logprobs),
+        ("rows of top logprobs", chunk.top_logprobs),
+        ("marks of forced ids", chunk.forced),
+    ):
+        if row is not None and len(row) != len(chunk.ids):
+            raise UpstreamInvalid("lengths", f"{len(chunk.ids)} ids but {len(row)} {name}")
     logprobs = _checked(chunk.logprobs)
     tempered = None if chunk.tempered_logprobs is None else _checked(chunk.tempered_logprobs)
     sampling = None if chunk.sampling_logprobs is None else _checked(chunk.sampling_logprobs)

@@ -37,6 +37,7 @@ from stenograph.export.lines import (
 )
 from stenograph.export.replay import ReplayRows, ReplayShape, indexer_topk, replayable, routed_experts
 from stenograph.export.turn_rows import TurnRow, check_kind, kinds_of_turns, sampling_mask, turn_rows
+from stenograph.trajectory.commits import SessionOptions
 from stenograph.trajectory.strand_facts import SessionFacts, StrandFacts
 from stenograph.trajectory.turn import Node, TurnStatus
 
@@ -202,12 +203,12 @@ def make_samples(
     if not nodes:
         return SampleSet(samples=(), empty_reason=EmptyReason.NO_RECORDS)
     strands = {} if session is None else session.by_node()
-    has_lines = session is not None and session.history is HistoryKind.STRANDS
+    has_lines = session is not None and session.options.history is HistoryKind.STRANDS
     lines: list[SampleLine] = []
     left_out: list[SampleLine] = []
     failed: list[SampleLine] = []
-    outcome, group = (None, None) if session is None else (session.outcome, session.group)
-    compat = None if session is None else session.compat
+    outcome, options = (None, SessionOptions()) if session is None else (session.outcome, session.options)
+    group, compat = options.stated.group, options.compat
     leaves_out = not include_failed and outcome is not None and outcome.verdict is RolloutVerdict.INFRA_FAILED
     kept = leaves(nodes) if has_lines else kept_leaves(nodes)
     for leaf in kept:

@@ -60,7 +60,7 @@ def session_samples(
         max_seq_len=wishes.max_seq_len,
         max_trim_tokens=max_trim_tokens,
         replay_shape=replay_shape,
-        metadata={**facts.metadata, **wishes.metadata},
+        metadata={**facts.options.metadata, **wishes.metadata},
         mismatches={leaf_id: mismatches for leaf_id, mismatches in told.items() if mismatches is not None},
         discarded=discarded_json(facts.discarded),
         session=facts,
@@ -88,14 +88,14 @@ def session_metadata(
     }
     if facts.outcome is not None:
         metadata["outcome"] = outcome_json(facts.outcome)
-    if facts.group is not None:
-        metadata["group"] = facts.group
+    if facts.options.stated.group is not None:
+        metadata["group"] = facts.options.stated.group
     mismatches = [] if report is None else drift_json(report)
     if mismatches is not None:  # a line that the template cannot show was not compared
         metadata["tito_session_mismatch"] = mismatches
-    if facts.history is not HistoryKind.LINEAR:
+    if facts.options.history is not HistoryKind.LINEAR:
         metadata["tree"] = tree_metadata(facts.nodes)
-    return cast("SessionMetadata", {**facts.metadata, **metadata})
+    return cast("SessionMetadata", {**facts.options.metadata, **metadata})
 
 
 def json_samples(

@@ -23,7 +23,7 @@ from stenograph.http.session_routes import SessionRoutes, delete_as_it_was, revi
 from stenograph.http.wire import count_error
 from stenograph.session.facts import session_facts
 from stenograph.session.rollout_points import RolloutPoint, point_of
-from stenograph.session.selection import SessionFilter, created_at, id_of, selected
+from stenograph.session.selection import SessionFilter, selected
 
 Pieces = AsyncGenerator[bytes | memoryview, None]
 
@@ -96,7 +96,7 @@ class OwnParts:
     async def dated_ids(self, wanted: SessionFilter) -> AsyncGenerator[tuple[float, str], None]:
         """The ids of the passing sessions, oldest first, each with the time of its opening."""
         async for session in selected(self.sessions.manager, wanted):
-            yield created_at(session), id_of(session)
+            yield session.created_at, session.id
 
     @asynccontextmanager
     async def part(self, session_id: str, wire: BulkSamplesRequest) -> AsyncGenerator[OneAnswer, None]:

@@ -18,10 +18,9 @@ from starlette.responses import Response
 from stenograph.core.errors import InvalidRequest, SessionNotFound, WorkerUnavailable
 from stenograph.core.json_types import Count, Hex32
 from stenograph.core.kinds import HistoryKind
-from stenograph.core.types import SessionId
 from stenograph.dialects.sessions import SESSION_STATES, BulkSamplesRequest, decode_bulk_samples
 from stenograph.export.arrow import MEDIA_TYPE, ArrowMissing, bulk_arrow
-from stenograph.export.records import DiscardedTurns, WireOutcome, discarded_json, outcome_json
+from stenograph.export.records import DiscardedTurns, WireOutcome, outcome_json
 from stenograph.http.auth import PASSED_ON
 from stenograph.http.bulk_parts import OwnParts, Pieces, SessionParts, sized
 from stenograph.http.create_route import decoded
@@ -37,9 +36,8 @@ from stenograph.http.wire import (
     json_response,
 )
 from stenograph.offload.pool import INLINE_BELOW_BYTES
-from stenograph.session.selection import Listed, SessionFilter, SessionState, id_of, selected
-from stenograph.session.session import Session
-from stenograph.session.storage import FORGOTTEN_TURNS, ListedSession
+from stenograph.session.selection import SessionFilter, SessionState, selected
+from stenograph.session.storage import FORGOTTEN_TURNS, Listed
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +124,7 @@ class BulkRoutes:
         if not (limit.isascii() and limit.isdecimal() and len(limit) <= 4) or not 1 <= int(limit) <= MAX_PAGE:
             raise InvalidRequest(f"limit must be a number from 1 to {MAX_PAGE}, got {limit[:20]!r}.", param="/limit")
         after = request.query_params.get("after")
-        found: list[Session | ListedSession] = []
+        found: list[Listed] = []
         if wanted.is_empty:
             found = await self.sessions.manager.sessions.page_kept(limit=int(limit) + 1, after=after)
         else:
@@ -135,7 +133,7 @@ class BulkRoutes:
                 if len(found) > int(limit):
                     break
         shown = found[: int(limit)]
-        more = session_id_of(shown[-1]) if len(found) > len(shown) else None
+        more = shown[-1].id if len(found) > len(shown) else None
         page: SessionPage = {"sessions": [session_summary(session) for session in shown], "next": more}
         return json_in_pieces(self.sessions.share, page)
 
@@ -154,7 +152,7 @@ class BulkRoutes:
         if wanted.is_empty:
             raise InvalidRequest("Say which sessions: give group, state or metadata.KEY in the query.")
         check_known(manager, wanted)
-        sizes = [(id_of(one), _num_turns(one)) async for one in selected(manager, wanted)]
+        sizes = [(one.id, one.totals.num_turns) async for one in selected(manager, wanted)]
         parts, gone = self.parts.asked_by(request.scope), list[BaseException | None]()
         for some in _groups(sizes):
             gone += await asyncio.gather(*map(parts.remove, some), return_exceptions=True)
@@ -213,11 +211,7 @@ class BulkRoutes:
             yield sized(msgspec.json.encode({"done": True, **facts})) + sized(b"")
 
 
-def _num_turns(session: Listed) -> int:
-    return session.totals.num_turns if isinstance(session, ListedSession) else session.strands.num_turns
-
-
-def _groups(sizes: list[tuple[str, int]]) -> Iterator[list[str]]:
+def _groups(sizes: Sequence[tuple[str, int]]) -> Iterator[list[str]]:
     """Ids of sessions deleted together, of ids and numbers of turns."""
     some, num_turns = list[str](), 0
     for session_id, num in sizes:
@@ -265,40 +259,20 @@ def wanted_by(wire: BulkSamplesRequest) -> SessionFilter:
     return SessionFilter(group=wire.group, state=state, metadata=wire.where or {})
 
 
-def session_id_of(session: Session | ListedSession) -> SessionId:
-    """The id of a session of a list."""
-    return session.opened.session_id if isinstance(session, ListedSession) else session.id
-
-
-def session_summary(session: Session | ListedSession) -> SessionSummary:
+def session_summary(session: Listed) -> SessionSummary:
     """One entry of `GET /sessions`."""
-    if isinstance(session, ListedSession):
-        opened, totals = session.opened, session.totals
-        has_turns = bool(totals.num_turns or totals.num_discarded_turns)
-        return {
-            "session_id": opened.session_id,
-            "created_at": opened.created_at,
-            "history": opened.history,
-            "num_turns": totals.num_turns,
-            "num_strands": totals.num_strands if opened.history is HistoryKind.STRANDS else int(has_turns),
-            "num_tokens": totals.num_tokens,
-            "discarded": {"turns": totals.num_discarded_turns, "sampled_tokens": totals.num_discarded_tokens},
-            "busy": session.is_busy,
-            "group": opened.group,
-            "outcome": outcome_json(session.outcome),
-            "metadata": opened.metadata,
-        }
-    strands = session.strands
+    options, totals = session.options, session.totals
+    has_turns = bool(totals.num_turns or totals.num_discarded_turns)
     return {
         "session_id": session.id,
         "created_at": session.created_at,
-        "history": session.options.history,
-        "num_turns": strands.num_turns,
-        "num_strands": len(strands.kept),
-        "num_tokens": strands.num_tokens,
-        "discarded": discarded_json(strands.discarded),
+        "history": options.history,
+        "num_turns": totals.num_turns,
+        "num_strands": totals.num_strands if options.history is HistoryKind.STRANDS else int(has_turns),
+        "num_tokens": totals.num_tokens,
+        "discarded": {"turns": totals.num_discarded_turns, "sampled_tokens": totals.num_discarded_tokens},
         "busy": session.is_busy,
-        "group": session.options.group,
+        "group": options.stated.group,
         "outcome": outcome_json(session.outcome),
-        "metadata": session.options.metadata,
+        "metadata": options.metadata,
     }

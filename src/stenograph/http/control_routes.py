@@ -37,7 +37,6 @@ from stenograph.http.route import (
     All,
     Asking,
     Needs,
-    Who,
     in_json,
     one_answer,
     route,
@@ -260,7 +259,6 @@ class ControlRoutes:
         ModelList,
         errors=(SessionNotFound, *STORED),
         needs=Needs.TOKEN,
-        who=Who.SESSION,
     )
     async def _models(self, request: Request) -> Response:
         if "id" not in request.path_params:

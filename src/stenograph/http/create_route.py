@@ -1,32 +1,44 @@
 """`POST /sessions`: opens a session. A Starlette endpoint."""
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NotRequired, TypedDict, TypeVar
+from typing import Any, NotRequired, TypedDict, TypeVar
 
 from msgspec import convert
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stenograph.core.budgets import Budgets
-from stenograph.core.errors import Draining, IdempotencyMismatch, InvalidRequest, LimitExceeded
+from stenograph.core.errors import (
+    Draining,
+    IdempotencyMismatch,
+    InvalidRequest,
+    LimitExceeded,
+    StartupError,
+)
 from stenograph.core.json_types import Hex32
-from stenograph.core.kinds import AfterLength, Compat, HistoryKind
+from stenograph.core.kinds import AfterLength, Compat, HistoryKind, SaltPolicy
+from stenograph.core.sampling_rules import SamplingRules
+from stenograph.core.settings import Switch
+from stenograph.core.stated_options import StatedOptions
+from stenograph.core.weights import CacheSalt
+from stenograph.dialects.common.json_bodies import nearest
 from stenograph.dialects.sessions import CreateSession, decode_create
 from stenograph.engine.base import Engine
 from stenograph.http.auth import Doorman, SessionTokens
 from stenograph.http.route import STORED, TEXT, parameter, route
-from stenograph.http.session_defaults import SessionDefaults, session_defaults
+from stenograph.http.rule_files import sampling_of
 from stenograph.http.settings import Settings
 from stenograph.http.wire import header_value, json_response, read_json
 from stenograph.offload.body_slots import LARGE_BODY_BYTES
 from stenograph.offload.pool import CpuPool
 from stenograph.session.keyed_openings import KeyedOpenings
 from stenograph.session.manager import SessionManager
-from stenograph.session.rewrite_rules import RewriteRules
+from stenograph.session.rewrite_rules import RewriteRules, UnknownRewrite
 from stenograph.session.services import TurnServices
-from stenograph.session.session import SessionOptions
-from stenograph.trajectory.matching import MATCHERS, Matcher
+from stenograph.trajectory.canonical import Canonical
+from stenograph.trajectory.commits import SessionOptions
+from stenograph.trajectory.matching import MATCHERS, load_matcher
 
 T = TypeVar("T")
 
@@ -53,14 +65,14 @@ class OpenedSession(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateRoute:
-    """The route of one server."""
+    """The route of one server. `defaults` are the options of a session if its creator leaves them out."""
 
     manager: SessionManager
     engine: Engine
     openings: KeyedOpenings
     tokens: SessionTokens
     pool: CpuPool
-    defaults: SessionDefaults
+    defaults: SessionOptions
     rewrite_rules: RewriteRules
     max_body_bytes: int
 
@@ -74,7 +86,7 @@ class CreateRoute:
             openings=openings,
             tokens=doorman.tokens,
             pool=services.pool,
-            defaults=session_defaults(settings, services.canonical),
+            defaults=default_options(settings, services.canonical),
             rewrite_rules=services.rewrite_rules,
             max_body_bytes=settings.max_body_bytes,
         )
@@ -101,26 +113,7 @@ class CreateRoute:
         body, (wire, sampling) = await decoded(
             request, lambda body: (body, decode_create(body)), self.pool, self.max_body_bytes
         )
-        history, after_length, compat = self.defaults.history, self.defaults.after_length, self.defaults.compat
-        if wire.compat is not None:
-            history, after_length, compat = HistoryKind.LINEAR, AfterLength.REFUSE, Compat(wire.compat)
-        options = SessionOptions(
-            history=history if wire.history is None else HistoryKind(wire.history),
-            matcher=self._matcher(wire.matcher),
-            matcher_name=self.defaults.matcher_name if wire.matcher is None else wire.matcher,
-            after_length=after_length if wire.after_length is None else AfterLength(wire.after_length),
-            metadata=wire.metadata or {},
-            ttl_s=self.defaults.ttl_s if wire.ttl_s is None else wire.ttl_s,
-            budgets=convert(wire, Budgets, from_attributes=True),
-            max_nodes=self.defaults.max_nodes,
-            template_kwargs=wire.chat_template_kwargs or {},
-            sampling=self.defaults.sampling if sampling is None else sampling.over(self.defaults.sampling),
-            group=wire.group,
-            canonical=self.defaults.canonical_of(wire.canonical, self.rewrite_rules),
-            support=self.defaults.support_of(wire.support, self.engine.capabilities),
-            compat=compat,
-            cache_salt=self.defaults.salt_of(wire.cache_salt, self.engine.capabilities, self.manager.weights.version),
-        )
+        options = self._options(wire, sampling)
         key = header_value(request.scope, b"idempotency-key") or None
         session_id = await self.openings.open(options, key=key, body=body)
         root = f"{str(request.base_url).rstrip('/')}/sessions/{session_id}"
@@ -129,18 +122,93 @@ class CreateRoute:
             opened["token"] = token
         return json_response(opened)
 
-    def _matcher(self, name: str | None) -> Matcher:
-        defaults = self.defaults
-        if name is None or name == defaults.matcher_name:
-            return defaults.matcher
-        if name not in MATCHERS:
-            known = ", ".join(dict.fromkeys([*MATCHERS, defaults.matcher_name]))
+    def _options(self, wire: CreateSession, sampling: SamplingRules | None) -> SessionOptions:
+        """The options of a new session. Raises InvalidRequest for those that this server cannot keep."""
+        given: dict[str, Any] = {}
+        if wire.compat is not None:
+            given |= _contract(Compat(wire.compat))
+        if wire.history is not None:
+            given["history"] = HistoryKind(wire.history)
+        if wire.after_length is not None:
+            given["after_length"] = AfterLength(wire.after_length)
+        if wire.ttl_s is not None:
+            given["ttl_s"] = wire.ttl_s
+        if sampling is not None:
+            given["sampling"] = sampling.over(self.defaults.sampling)
+        if wire.matcher is not None:
+            given["matcher"] = self._matcher(wire.matcher)
+        if wire.canonical is not None:
+            given["canonical"] = self._canonical(wire.canonical)
+        return dataclasses.replace(
+            self.defaults,
+            stated=convert(wire, StatedOptions, from_attributes=True),
+            metadata=wire.metadata or {},
+            template_kwargs=wire.chat_template_kwargs or {},
+            support=self._support(wire.support),
+            cache_salt=self._cache_salt(wire.cache_salt),
+            **given,
+        )
+
+    def _matcher(self, name: str) -> str:
+        if name not in (known := [*MATCHERS, self.defaults.matcher]):
             raise InvalidRequest(
-                f"matcher must be one of {known}, got {name[:80]!r}. A dotted path is for the server's own settings"
-                " (--matcher): it imports code.",
+                f"matcher must be one of {', '.join(dict.fromkeys(known))}, got {name[:80]!r}. A dotted path is for the"
+                " server's own settings (--matcher): it imports code.",
                 param="/matcher",
             )
-        return MATCHERS[name]
+        return name
+
+    def _canonical(self, choice: str) -> Canonical:
+        try:
+            return self.rewrite_rules.chosen(choice)
+        except UnknownRewrite as error:
+            hint = nearest(error.name, error.known)
+            raise InvalidRequest(f"canonical: {error}.{hint}", param="/canonical") from error
+
+    def _support(self, asked: bool | None) -> bool:
+        engine = self.engine.capabilities
+        if asked and not engine.reports_support:
+            raise InvalidRequest(
+                f"support: the engine {engine.engine} does not report which ids could be sampled.", param="/support"
+            )
+        return self.defaults.support if asked is None else asked
+
+    def _cache_salt(self, asked: str | None) -> CacheSalt:
+        engine, policy = self.engine.capabilities, SaltPolicy(asked or self.defaults.cache_salt.policy)
+        if policy is SaltPolicy.PIN and policy not in engine.salt_policies:
+            raise InvalidRequest(
+                f"cache_salt 'pin': the engine {engine.engine} cannot keep a cache of the weights that a session began"
+                " with; leave it out.",
+                param="/cache_salt",
+            )
+        return CacheSalt.at(policy, self.manager.weights.version)
+
+
+def default_options(settings: Settings, canonical: Canonical) -> SessionOptions:
+    """The settings' own. Raises StartupError for a matcher or a file of sampling that cannot be loaded, or a history
+    against the contract."""
+    load_matcher(settings.matcher)
+    of_settings = SessionOptions(
+        history=settings.history,
+        after_length=settings.after_length,
+        matcher=settings.matcher,
+        ttl_s=settings.session_ttl_s,
+        max_nodes=settings.max_nodes,
+        sampling=sampling_of(settings),
+        canonical=canonical,
+        support=settings.support is Switch.ON,
+        cache_salt=CacheSalt(policy=settings.cache_salt),
+    )
+    if settings.compat is None:
+        return of_settings
+    if settings.history is HistoryKind.TREE:
+        raise StartupError("compat miles makes sessions linear: leave history tree out, or compat")
+    return dataclasses.replace(of_settings, **_contract(settings.compat))
+
+
+def _contract(compat: Compat) -> dict[str, Any]:
+    """The options of another server's contract."""
+    return {"compat": compat, "history": HistoryKind.LINEAR, "after_length": AfterLength.REFUSE}
 
 
 async def decoded(request: Request, decode: Callable[[bytes], T], pool: CpuPool, max_bytes: int) -> T:

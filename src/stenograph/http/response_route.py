@@ -10,7 +10,7 @@ from stenograph.core.errors import InvalidRequest, RouteNotFound, SessionNotFoun
 from stenograph.dialects.base import HeldDialect
 from stenograph.dialects.responses.reply import ResponseBody
 from stenograph.http.auth import Doorman
-from stenograph.http.route import SESSION_HEADER, STORED, TEXT, Needs, Who, parameter, route
+from stenograph.http.route import SESSION_HEADER, STORED, TEXT, Needs, parameter, route
 from stenograph.http.session_routes import check_query
 from stenograph.http.wire import in_pieces
 from stenograph.offload.pool import LoopShare
@@ -44,7 +44,6 @@ class HeldResponses:
         ResponseBody,
         parameters=(_RESPONSE_ID, SESSION_HEADER),
         errors=(InvalidRequest, RouteNotFound, SessionNotFound, *STORED),
-        who=Who.SESSION,
         needs=Needs.TOKEN,
     )
     async def get(self, request: Request) -> Response:

@@ -41,9 +41,7 @@ class Who(enum.Enum):
     """The answering process, where a server has several."""
 
     PROCESS = enum.auto()
-    """The one with the connection."""
-    SESSION = enum.auto()
-    """The one with the request's session."""
+    """The one with the connection; where the request names a session, the one with the session."""
     SERVER = enum.auto()
     """The first: it acts for all."""
 
@@ -122,9 +120,8 @@ class Route:
 
 
 def operation(name: str, id_: str, summary: str, reply: type | None = None, **more: Any) -> Route:
-    """A row. The process with the session answers, where the path names one."""
+    """A row."""
     method, path = name.split()
-    more.setdefault("who", Who.SESSION if "{id}" in path else Who.PROCESS)
     return Route(method=method, path=path, id=id_, summary=summary, reply=reply, **more)
 
 

@@ -71,7 +71,7 @@ class WasteRoute:
         found: dict[str | None, GroupCounts] = {}
         async for session in selected(self.sessions.manager, SessionFilter(group=only)):
             if isinstance(session, Session):
-                group = session.options.group
+                group = session.options.stated.group
                 live[group] += 1
                 found.setdefault(group, GroupCounts()).add(GroupCounts(num_tokens=session.num_tokens_by_fate()))
         for group, counts in self.sessions.metrics.waste.groups.items():

@@ -17,7 +17,7 @@ def spent_budget(session: Session, run: RequestRun) -> BudgetSpent | None:
     Notes on it whether its turns are of the work.
     """
     options, strands = session.options, session.strands
-    budgets, num_new = options.budgets, len(run.turns)
+    budgets, num_new = options.stated, len(run.turns)
     max_nodes = options.max_nodes if options.history is HistoryKind.TREE else None
     runs = [task.run for task in session.running if task.run.may_yet_commit and not task.task.done()]
     num_running = sum(len(one.turns) for one in runs)

@@ -38,16 +38,12 @@ def session_facts(session: Session) -> SessionFacts:
         )
         for number, ((strand, nodes), kind) in enumerate(zip(groups, kinds, strict=True))
     ]
-    options = session.options
     return SessionFacts(
         session_id=session.id,
-        history=options.history,
+        options=session.options,
         strands=facts,
-        group=options.group,
-        compat=options.compat,
         outcome=session.outcome,
         discarded=session.strands.discarded,
-        metadata=options.metadata,
     )
 
 

@@ -118,7 +118,7 @@ def log_session_end(session: Session, end: SessionEnd | str, *, age_s: float, fa
             "status": str(end),
             "turns": session.strands.num_turns,
             "tokens": session.strands.num_tokens,
-            "group": session.options.group,
+            "group": session.options.stated.group,
             "verdict": NO_VERDICT if session.outcome is None else session.outcome.verdict.value,
             **{f"{fate.value}_tokens": num for fate, num in fates.items()},
             "age_s": round(age_s, 3),
@@ -130,4 +130,4 @@ def session_report(session: Session, end: SessionEnd) -> SessionReport:
     """The report of the end of a session, for the metrics."""
     verdict = None if session.outcome is None else session.outcome.verdict
     fates = session.num_tokens_by_fate()
-    return SessionReport(end=end, group=session.options.group, verdict=verdict, num_tokens=fates)
+    return SessionReport(end=end, group=session.options.stated.group, verdict=verdict, num_tokens=fates)

@@ -10,8 +10,7 @@ from stenograph.core.errors import IdempotencyMismatch, SessionNotFound
 from stenograph.core.types import SessionId
 from stenograph.session.manager import SessionManager
 from stenograph.session.retries import print_of
-from stenograph.session.session import SessionOptions
-from stenograph.trajectory.commits import RequestMark
+from stenograph.trajectory.commits import RequestMark, SessionOptions
 
 OpenedElsewhere = Callable[[str, bytes], Awaitable[SessionId | None]]
 

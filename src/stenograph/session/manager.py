@@ -14,11 +14,11 @@ from operator import attrgetter
 
 from msgspec.structs import replace
 
-from stenograph.core.budgets import NO_BUDGETS
 from stenograph.core.chat import ChatRequest, TurnRequest
 from stenograph.core.errors import Draining, SessionNotFound, StorageUnavailable
 from stenograph.core.kinds import Compat
 from stenograph.core.stages import Stage, StageTimes
+from stenograph.core.stated_options import NO_BUDGETS
 from stenograph.core.telemetry import NoTelemetry, SessionEnd, Telemetry, TurnEnd, TurnReport
 from stenograph.core.types import RequestId, SessionId
 from stenograph.core.weights import CacheSalt
@@ -320,7 +320,7 @@ class SessionManager:
         reports: list[TurnReport] = []
         for index, one in enumerate(run.turns):
             one.buffer.close()
-            reports.append(turn_report(one, index, task, None if session is None else session.options.group))
+            reports.append(turn_report(one, index, task, None if session is None else session.options.stated.group))
         if session is not None:
             session.ended(turn, now=self._clock.monotonic(), committed=reports[0].end is TurnEnd.COMMITTED)
             self.sessions.chatted(session)
@@ -380,7 +380,7 @@ class SessionManager:
             request=request,
             leases=leases,
             may_commit=session is not None,
-            budgets=NO_BUDGETS if session is None else session.options.budgets,
+            budgets=NO_BUDGETS if session is None else session.options.stated,
             services=services,
             writer=self._writer(place, leases, caller),
         )

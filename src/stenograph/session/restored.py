@@ -10,7 +10,7 @@ from msgspec import structs
 
 from stenograph.core.errors import ModelMismatch, SessionDamaged
 from stenograph.offload.memory import untrack
-from stenograph.session.session import Session, SessionOptions
+from stenograph.session.session import Session
 from stenograph.store.base import StoredSession, checked_payloads, damaged_at
 from stenograph.store.codec.commits import (
     decode_commit,
@@ -31,31 +31,6 @@ from stenograph.trajectory.turn import Node
 
 MatcherOf = Callable[[str], Matcher | None]
 """The matcher of a name; None if there is none."""
-
-
-def opening_of(session: Session, model: ModelMark) -> SessionOpened:
-    """A session as it is written when it is opened."""
-    options = session.options
-    return SessionOpened(
-        session_id=session.id,
-        created_at=session.created_at,
-        model=model,
-        history=options.history,
-        matcher=options.matcher_name,
-        after_length=options.after_length,
-        metadata=options.metadata,
-        ttl_s=options.ttl_s,
-        budgets=options.budgets,
-        max_nodes=options.max_nodes,
-        template_kwargs=options.template_kwargs,
-        sampling=options.sampling,
-        canonical=options.canonical,
-        group=options.group,
-        request=session.opened_by,
-        support=options.support,
-        compat=options.compat,
-        cache_salt=options.cache_salt,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,9 +64,10 @@ def restored_turns(
     opened = _opened(stored, payloads[0])
     session = Session(
         stored.session_id,
-        _options(opened, matcher_of),
+        opened.options,
         created_at=opened.created_at,
         now=now - (max(0.0, wall - stored.at) if stored.idle_s is None else stored.idle_s),
+        matcher=_matcher(opened, matcher_of),
     )
     session.opened_by = opened.request
     if model is not None and opened.model.digest != model.digest:
@@ -149,30 +125,14 @@ def _opened(stored: StoredSession, payload: memoryview) -> SessionOpened:
         raise damaged_at(stored.session_id, 0, error) from error
 
 
-def _options(opened: SessionOpened, matcher_of: MatcherOf) -> SessionOptions:
-    matcher = matcher_of(opened.matcher)
-    if matcher is None:
-        raise SessionDamaged(
-            opened.session_id,
-            place="its opening",
-            problem=f"its matcher {opened.matcher!r} is not one that this server has (--matcher)",
-        )
-    return SessionOptions(
-        history=opened.history,
-        matcher=matcher,
-        matcher_name=opened.matcher,
-        after_length=opened.after_length,
-        metadata=opened.metadata,
-        ttl_s=opened.ttl_s,
-        budgets=opened.budgets,
-        max_nodes=opened.max_nodes,
-        template_kwargs=opened.template_kwargs,
-        sampling=opened.sampling,
-        canonical=opened.canonical,
-        group=opened.group,
-        support=opened.support,
-        compat=opened.compat,
-        cache_salt=opened.cache_salt,
+def _matcher(opened: SessionOpened, matcher_of: MatcherOf) -> Matcher:
+    name = opened.options.matcher
+    if (matcher := matcher_of(name)) is not None:
+        return matcher
+    raise SessionDamaged(
+        opened.session_id,
+        place="its opening",
+        problem=f"its matcher {name!r} is not one that this server has (--matcher)",
     )
 
 
@@ -200,14 +160,6 @@ def _ended(row: LedgerRow, commit: SessionCommit, made: Sequence[tuple[Strand, N
 
 def _check_totals(session: Session, outcome_seq: int, totals: Totals) -> None:
     """Raise SessionDamaged if a session's rows do not come to the sums in the last one."""
-    strands = session.strands
-    found = Totals(
-        num_strands=len(strands.kept) if strands.only is None else 0,
-        num_turns=strands.num_turns,
-        num_tokens=strands.num_tokens,
-        num_discarded_turns=strands.discarded.num_turns,
-        num_discarded_tokens=strands.discarded.num_tokens,
-        outcome_seq=outcome_seq,
-    )
+    found = structs.replace(session.totals, outcome_seq=outcome_seq)
     if found != totals:
         raise SessionDamaged(session.id, place="its last row", problem=f"its turns come to {found}, it says {totals}")

@@ -6,7 +6,7 @@ import msgspec
 
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.session.session import Session
-from stenograph.session.storage import ListedSession
+from stenograph.session.storage import Listed
 from stenograph.trajectory.turn import TurnStatus
 
 MAX_NAME_CHARS = 200
@@ -29,29 +29,25 @@ class RolloutPoint(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The oldest version of the weights used to sample some of it."""
 
 
-def point_of(session: Session | ListedSession) -> RolloutPoint | None:
+def point_of(session: Listed) -> RolloutPoint | None:
     """A session as a rollout of its group; None if it has none."""
-    if isinstance(session, ListedSession):
-        opened, totals = session.opened, session.totals
-        group, metadata = opened.group, opened.metadata
-        sums = (opened.created_at, totals.num_turns, totals.num_tokens)
-        is_busy, is_cut, version = bool(session.is_busy), None, None
-    else:
-        group, metadata, nodes = session.options.group, session.options.metadata, session.nodes
-        sums = (session.created_at, session.strands.num_turns, session.strands.num_tokens)
-        is_busy, is_cut = session.is_busy, bool(nodes) and nodes[-1].turn.status is TurnStatus.TRUNCATED
-        version = _oldest(node.turn.sampled.oldest_version for node in nodes)
+    group, totals = session.options.stated.group, session.totals
     if group is None:
         return None
+    is_cut, version = None, None
+    if isinstance(session, Session):
+        nodes = session.nodes
+        is_cut = bool(nodes) and nodes[-1].turn.status is TurnStatus.TRUNCATED
+        version = _oldest(node.turn.sampled.oldest_version for node in nodes)
     return RolloutPoint(
         group,
-        _step_of(metadata),
-        sums[0],
+        _step_of(session.options.metadata),
+        session.created_at,
         _reward_of(session.outcome),
         session.outcome is not None and session.outcome.verdict is not RolloutVerdict.OK,
-        is_busy,
-        sums[1],
-        sums[2],
+        bool(session.is_busy),
+        totals.num_turns,
+        totals.num_tokens,
         is_cut,
         version,
     )

@@ -10,12 +10,10 @@ import msgspec
 from stenograph.core.errors import SessionNotFound
 from stenograph.session.manager import SessionManager
 from stenograph.session.session import Session
-from stenograph.session.storage import ListedSession
+from stenograph.session.storage import Listed
 
 _AT_ONCE = 100
 """Number of sessions looked at in one event-loop iteration."""
-
-Listed = Session | ListedSession
 
 
 class SessionState(StrEnum):
@@ -50,9 +48,8 @@ class SessionFilter:
 
     def passes(self, session: Listed) -> bool:
         """Whether a session fulfils the conditions."""
-        known = session.opened if isinstance(session, ListedSession) else session.options
-        metadata = known.metadata
-        if self.group is not None and known.group != self.group:
+        metadata = session.options.metadata
+        if self.group is not None and session.options.stated.group != self.group:
             return False
         if any(key not in metadata or metadata[key] != value for key, value in self.metadata.items()):
             return False
@@ -82,7 +79,7 @@ async def selected(
     """
     cursors = [after]
     while page := await _page(manager, cursors):
-        cursors = [after, *(id_of(one) for one in page)]
+        cursors = [after, *(one.id for one in page)]
         for session in page:
             if wanted.passes(session):
                 yield session
@@ -98,13 +95,3 @@ async def _page(manager: SessionManager, cursors: list[str | None]) -> list[List
             if cursor is cursors[0]:
                 raise
     return []
-
-
-def created_at(session: Listed) -> float:
-    """The opening time of a session of a list, in seconds of the epoch."""
-    return session.opened.created_at if isinstance(session, ListedSession) else session.created_at
-
-
-def id_of(session: Listed) -> str:
-    """The id of a session of a list."""
-    return session.opened.session_id if isinstance(session, ListedSession) else session.id

@@ -1,54 +1,24 @@
 """One rollout: its strands, the requests running on it, and the replies kept to be asked for again."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 
 from msgspec import Struct
 
-from stenograph.core.budgets import NO_BUDGETS, Budgets
 from stenograph.core.errors import ModelMismatch, SessionNotFound, StorageUnavailable
-from stenograph.core.kinds import AfterLength, Compat, HistoryKind
+from stenograph.core.kinds import HistoryKind
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome, TokenFate
-from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.types import RequestId, SessionId
-from stenograph.core.weights import FOLLOWING, CacheSalt
 from stenograph.session.kept import KeptReply, StoredReply
 from stenograph.session.ledger import RequestLedger
 from stenograph.session.retries import RequestIdentity, StoredIdentity
 from stenograph.session.watch import Delivery, RequestTask
 from stenograph.store.base import Tail
-from stenograph.trajectory.canonical import Canonical
-from stenograph.trajectory.commits import RequestMark, SessionCommit
-from stenograph.trajectory.matching import HarnessMatcher, Matcher
+from stenograph.store.codec.rows import Totals
+from stenograph.trajectory.commits import RequestMark, SessionCommit, SessionOptions
+from stenograph.trajectory.matching import Matcher, load_matcher
 from stenograph.trajectory.strand import Strand, Strands
 from stenograph.trajectory.turn import Node, TurnStatus
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionOptions:
-    """Options of a session, set at its creation. None is no limit.
-
-    `ttl_s`: seconds without a chat before the session is dropped. Its requests are under the rules of `sampling` and of
-    `canonical`. `group` names the rollouts for a trainer to compare with each other. `support`: its engine is asked for
-    the ids that could be sampled. `compat` is another server's contract, kept by the session. `cache_salt`: see there.
-    """
-
-    history: HistoryKind = HistoryKind.STRANDS
-    matcher: Matcher = field(default_factory=HarnessMatcher)
-    matcher_name: str = "harness"
-    after_length: AfterLength = AfterLength.CLOSE
-    metadata: Mapping[str, object] = field(default_factory=dict[str, object])
-    ttl_s: float | None = None
-    budgets: Budgets = NO_BUDGETS
-    max_nodes: int | None = None
-    template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
-    sampling: SamplingRules | None = None
-    canonical: Canonical = field(default_factory=Canonical)
-    group: str | None = None
-    support: bool = False
-    compat: Compat | None = None
-    cache_salt: CacheSalt = FOLLOWING
 
 
 def _ignore() -> None:
@@ -74,14 +44,24 @@ class _Kept(Struct, kw_only=True):
 class Session:
     """A session's state. Changed by the manager alone, in synchronous methods."""
 
-    def __init__(self, session_id: SessionId, options: SessionOptions, *, created_at: float, now: float) -> None:
+    def __init__(
+        self,
+        session_id: SessionId,
+        options: SessionOptions,
+        *,
+        created_at: float,
+        now: float,
+        matcher: Matcher | None = None,
+    ) -> None:
+        """`matcher` None: the one that its options name."""
         self.id = session_id
         self.options = options
         self.created_at = created_at
-        self.is_limited = options.budgets != NO_BUDGETS or options.history is HistoryKind.TREE
+        self.is_limited = options.stated.has_budget or options.history is HistoryKind.TREE
         """Whether a request may find one of its budgets spent."""
         pins = options.canonical.pins
-        self.strands = Strands(session_id, options.history, options.matcher, options.after_length, pins, options.compat)
+        matcher = load_matcher(options.matcher) if matcher is None else matcher
+        self.strands = Strands(session_id, options.history, matcher, options.after_length, pins, options.compat)
         self.ledger = RequestLedger()
         self.outcome: SessionOutcome | None = None
         """The rollout's outcome, once somebody has said it."""
@@ -122,6 +102,18 @@ class Session:
     def nodes(self) -> Sequence[Node]:
         """All its turns, oldest commit first. A view: do not keep it across a commit."""
         return self.strands.nodes
+
+    @property
+    def totals(self) -> Totals:
+        """Sums over it, but for the row of its outcome."""
+        strands, discarded = self.strands, self.strands.discarded
+        return Totals(
+            num_strands=len(strands.kept) if strands.only is None else 0,
+            num_turns=strands.num_turns,
+            num_tokens=strands.num_tokens,
+            num_discarded_turns=discarded.num_turns,
+            num_discarded_tokens=discarded.num_tokens,
+        )
 
     @property
     def latest(self) -> Node | None:

@@ -26,9 +26,9 @@ from stenograph.session.admission import Capacity, Limits
 from stenograph.session.commit_writer import keep_outcome
 from stenograph.session.journal import STOPPED, log_session_end, session_report
 from stenograph.session.looked import LookedSessions
-from stenograph.session.session import Session, SessionOptions
-from stenograph.session.storage import FORGOTTEN_TURNS, ListedSession, SessionStorage
-from stenograph.trajectory.commits import RequestMark
+from stenograph.session.session import Session
+from stenograph.session.storage import FORGOTTEN_TURNS, Listed, ListedSession, SessionStorage
+from stenograph.trajectory.commits import RequestMark, SessionOptions
 
 FILE_DIGITS = "00"
 """The beginning of the ids of sessions in the store, and the name of their file, where the server has one process."""
@@ -257,13 +257,13 @@ class Sessions:
             self._drop_expired(session)
         return len(expired)
 
-    async def page_kept(self, *, limit: int, after: str | None) -> "list[Session | ListedSession]":
+    async def page_kept(self, *, limit: int, after: str | None) -> list[Listed]:
         """As `page`, with those in the store; one in memory is the live one."""
         if self.storage is None:
             return [*self.page(limit=limit, after=after)]
         self.expire()
         found = await self.storage.page(limit=limit, after=after)
-        shown = [self._sessions.get(one.opened.session_id, one) for one in found]
+        shown = [self._sessions.get(one.id, one) for one in found]
         return [one for one in shown if isinstance(one, ListedSession) or self.has(one.id)]
 
     async def expire_kept(self) -> None:

@@ -16,12 +16,12 @@ from stenograph.core.errors import SessionDamaged, SessionNotFound
 from stenograph.core.outcome import SessionOutcome
 from stenograph.core.types import SessionId
 from stenograph.offload.pool import CpuPool
-from stenograph.session.restored import opening_of, read_opening, restored_session
+from stenograph.session.restored import read_opening, restored_session
 from stenograph.session.session import Session
 from stenograph.store.base import SessionStore, StoredSession, StoredSummary, damaged_at
 from stenograph.store.codec.commits import decode_outcome, encode_opened
 from stenograph.store.codec.rows import OUTCOME, RowDamaged, Totals, row_payload
-from stenograph.trajectory.commits import ModelMark, SessionOpened
+from stenograph.trajectory.commits import ModelMark, SessionOpened, SessionOptions
 from stenograph.trajectory.matching import MATCHERS, Matcher
 
 EXPIRED_AT_ONCE = 100
@@ -46,6 +46,24 @@ class ListedSession:
     totals: Totals
     outcome: SessionOutcome | None
     is_busy: bool | None = False
+
+    @property
+    def id(self) -> SessionId:
+        """Its id."""
+        return self.opened.session_id
+
+    @property
+    def created_at(self) -> float:
+        """When it was opened, in seconds of the epoch."""
+        return self.opened.created_at
+
+    @property
+    def options(self) -> SessionOptions:
+        """Its options."""
+        return self.opened.options
+
+
+Listed = Session | ListedSession
 
 
 class SessionStorage:
@@ -82,10 +100,16 @@ class SessionStorage:
 
     async def create(self, session: Session) -> None:
         """Keep a new session. Raises StorageUnavailable."""
-        payload = encode_opened(opening_of(session, self._model))
+        opened = SessionOpened(
+            session_id=session.id,
+            created_at=session.created_at,
+            model=self._model,
+            options=session.options,
+            request=session.opened_by,
+        )
         session.tail = await self.store.create(
             session.id,
-            payload,
+            encode_opened(opened),
             at=session.created_at,
             ttl_s=session.options.ttl_s,
             key=None if session.opened_by is None else session.opened_by.key,

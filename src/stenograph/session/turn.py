@@ -25,7 +25,6 @@ from typing import Protocol
 from msgspec import Struct
 
 from stenograph.core.blame import Blame, RequestPart
-from stenograph.core.budgets import Budgets, OverLimit
 from stenograph.core.chat import ChatReply, ChatRequest, Remaining, TurnRequest
 from stenograph.core.errors import (
     BudgetSpent,
@@ -37,6 +36,7 @@ from stenograph.core.errors import (
 )
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.sampling_rules import blame_session
+from stenograph.core.stated_options import Budgets, OverLimit
 from stenograph.session.completion import SideBySide
 from stenograph.session.services import TurnServices
 from stenograph.session.steps import TurnRun

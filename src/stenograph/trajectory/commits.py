@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec import Struct
 
-from stenograph.core.budgets import NO_BUDGETS, Budgets
 from stenograph.core.chat import Remaining
 from stenograph.core.kinds import UNLABELLED, AfterLength, Compat, HistoryKind, Label
 from stenograph.core.sampling_rules import SamplingRules
+from stenograph.core.stated_options import NOTHING_STATED, StatedOptions
 from stenograph.core.types import SessionId
 from stenograph.core.weights import FOLLOWING, CacheSalt
 from stenograph.trajectory.canonical import Canonical
@@ -51,8 +51,32 @@ class RequestMark(Struct, frozen=True, kw_only=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOptions:
+    """Options of a session, set at its creation. None is no limit.
+
+    `matcher` is its name. `ttl_s`: seconds without a chat before the session is dropped. Its requests are under the
+    rules of `sampling` and of `canonical`. `support`: its engine is asked for the ids that could be sampled. `compat`
+    is another server's contract, kept by the session. `cache_salt`: see there. `stated` has the others.
+    """
+
+    history: HistoryKind = HistoryKind.STRANDS
+    matcher: str = "harness"
+    after_length: AfterLength = AfterLength.CLOSE
+    metadata: Mapping[str, object] = field(default_factory=dict[str, object])
+    ttl_s: float | None = None
+    stated: StatedOptions = NOTHING_STATED
+    max_nodes: int | None = None
+    template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
+    sampling: SamplingRules | None = None
+    canonical: Canonical = field(default_factory=Canonical)
+    support: bool = False
+    compat: Compat | None = None
+    cache_salt: CacheSalt = FOLLOWING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOpened:
-    """A session as it was opened: its options by value, the matcher by its name. `created_at`: seconds of the epoch.
+    """A session as it was opened. `created_at`: seconds of the epoch.
 
     `request` serves to recognize a repetition of the opening request; None if it had no key.
     """
@@ -60,21 +84,8 @@ class SessionOpened:
     session_id: SessionId
     created_at: float
     model: ModelMark = ModelMark()
-    history: HistoryKind = HistoryKind.STRANDS
-    matcher: str = "harness"
-    after_length: AfterLength = AfterLength.CLOSE
-    metadata: Mapping[str, object] = field(default_factory=dict[str, object])
-    ttl_s: float | None = None
-    budgets: Budgets = NO_BUDGETS
-    max_nodes: int | None = None
-    template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
-    sampling: SamplingRules | None = None
-    canonical: Canonical = field(default_factory=Canonical)
-    group: str | None = None
+    options: SessionOptions = SessionOptions()
     request: RequestMark | None = None
-    support: bool = False
-    compat: Compat | None = None
-    cache_salt: CacheSalt = FOLLOWING
 
 
 class StrandOpened(Struct, frozen=True, kw_only=True, gc=False):

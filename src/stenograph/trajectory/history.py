@@ -172,20 +172,40 @@ def attached(
     )
 
 
+def goes_on(
+    nodes: Sequence[Node],
+    messages: Sequence[Message],
+    context: PromptContext,
+    matcher: Matcher,
+    after_length: AfterLength,
+) -> bool:
+    """Whether a request adds to the line of these turns, and may."""
+    return (
+        bool(nodes)
+        and nodes[-1].num_messages < len(messages)
+        and _why_closed(nodes[-1].turn, after_length) is None
+        and all(continues(node, messages, context, matcher) for node in nodes)
+    )
+
+
 def _check_whole(turn: CommittedTurn, after_length: AfterLength, *, blame: Blame) -> None:
     """Raise TruncatedGeneration for a turn that nothing may follow. Where a cut one can be closed is not known here."""
+    if (why := _why_closed(turn, after_length)) is not None:
+        raise TruncatedGeneration(why, blame=blame)
+
+
+def _why_closed(turn: CommittedTurn, after_length: AfterLength) -> str | None:
     if turn.status is TurnStatus.ABORTED:
-        raise TruncatedGeneration(
+        return (
             "The turn to go on after was aborted: its reply is not whole, so nothing can follow it. Leave the reply"
-            " out to generate it again.",
-            blame=blame,
+            " out to generate it again."
         )
     if turn.status is TurnStatus.TRUNCATED and after_length is AfterLength.REFUSE:
-        raise TruncatedGeneration(
+        return (
             "The turn to go on after was cut off by its token limit, and this session does not extend such turns"
-            " (after_length 'refuse'). Leave the reply out to generate it again.",
-            blame=blame,
+            " (after_length 'refuse'). Leave the reply out to generate it again."
         )
+    return None
 
 
 def num_common(ids: "array[int]", start: int, segment: "array[int]") -> int:

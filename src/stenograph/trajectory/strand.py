@@ -8,19 +8,18 @@ for the agent id in its opening.
 import itertools
 from array import array
 from collections.abc import Container, Sequence
-from contextlib import suppress
 
 from msgspec import Struct, field
 
 from stenograph.core.chat import Asked, ChatRequest, KnownMessages, PastLine
-from stenograph.core.errors import BudgetSpent, CallerError, Limit, SessionBusy
+from stenograph.core.errors import BudgetSpent, Limit, SessionBusy
 from stenograph.core.kinds import TRAINED_KINDS, UNLABELLED, AfterLength, Compat, HistoryKind, Label, StrandKind
 from stenograph.core.messages import Message, Role
 from stenograph.core.types import Prompt, SessionId
 from stenograph.trajectory.canonical import PinRule
 from stenograph.trajectory.chapters import earlier_line, has_frame_of
 from stenograph.trajectory.commits import PlacedTurn, StrandOpened
-from stenograph.trajectory.history import Attachment, Discarded, History, LinearHistory, begins_with_line
+from stenograph.trajectory.history import Attachment, Discarded, History, LinearHistory, begins_with_line, goes_on
 from stenograph.trajectory.latest import LatestLine
 from stenograph.trajectory.matching import HarnessMatcher, Matcher, StrictMatcher
 from stenograph.trajectory.opening_key import opening_key
@@ -177,7 +176,18 @@ class Strands:
         if key not in self._by_key:
             self._by_key[key] = self._new(key, agent_id)
         found = self._by_key[key]
-        return found if found.fork_of is None else _of_forks(found, request.messages, context)
+        return found if found.fork_of is None else self._of_forks(found, request.messages, context)
+
+    def _of_forks(self, newest: Strand, messages: Sequence[Message], context: PromptContext) -> Strand:
+        """The strand, of the last forks, whose last turn a request continues; the newest if there is none."""
+        one: Strand | None = newest
+        for _ in range(NUM_FORKS):
+            if one is None:
+                break
+            if goes_on(one.history.nodes, messages, context, self._matcher, self._after_length):
+                return one
+            one = one.fork_of
+        return newest
 
     def fork(self, strand: Strand) -> Strand:
         """A strand, without a turn, for a request parting from the last turn of this one with another reply."""
@@ -440,22 +450,6 @@ class Onlooker(Leases):
 
     def fork(self, strand: Strand) -> Strand:
         return _alone()
-
-
-def _of_forks(newest: Strand, messages: Sequence[Message], context: PromptContext) -> Strand:
-    """The strand, of the last forks, whose last turn a request continues; the newest if there is none."""
-    one: Strand | None = newest
-    for _ in range(NUM_FORKS):
-        if one is None:
-            break
-        history = one.history
-        with suppress(CallerError):
-            attachment = history.position(messages, context)
-            goes_on = attachment.parent is not None and not attachment.adds_nothing
-            if goes_on and not history.replaced_by(attachment):
-                return one
-        one = one.fork_of
-    return newest
 
 
 def _alone() -> Strand:

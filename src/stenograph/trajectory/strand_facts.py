@@ -4,11 +4,12 @@ A strand without tools beside one with tools is a side request. Of the others th
 chapter has the kind of the strand it continues.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from stenograph.core.kinds import Compat, HistoryKind, StrandKind
+from stenograph.core.kinds import HistoryKind, StrandKind
 from stenograph.core.outcome import SessionOutcome
+from stenograph.trajectory.commits import SessionOptions
 from stenograph.trajectory.history import Discarded
 from stenograph.trajectory.turn import Node
 
@@ -83,20 +84,17 @@ class StrandFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionFacts:
-    """All strands of a session, by their numbers. `history` is its kind: a strand has one line, unless it is a tree.
+    """All strands of a session, by their numbers. A strand has one line, unless its `options` say that it is a tree.
 
-    `group`, `compat` and `outcome` are the session's, None if it has none; `session_id` is "" for a session nobody
-    kept. `discarded` are turns replaced by later ones, `metadata` was given when the session was opened.
+    `outcome` is the session's, None if it has none; `session_id` is "" for a session nobody kept. `discarded` are turns
+    replaced by later ones.
     """
 
-    history: HistoryKind
+    options: SessionOptions
     strands: Sequence[StrandFacts]
     session_id: str = ""
-    group: str | None = None
-    compat: Compat | None = None
     outcome: SessionOutcome | None = None
     discarded: Discarded = field(default_factory=Discarded)
-    metadata: Mapping[str, object] = field(default_factory=dict[str, object])
 
     @property
     def nodes(self) -> list[Node]:
@@ -106,7 +104,7 @@ class SessionFacts:
     @property
     def latest(self) -> Node | None:
         """The last turn of the session's own line: the main strand's; without strands, the turn committed last."""
-        if self.history is not HistoryKind.STRANDS:
+        if self.options.history is not HistoryKind.STRANDS:
             return max((strand.nodes[-1] for strand in self.strands), key=lambda node: node.id, default=None)
         mains = (strand.latest for strand in reversed(self.strands) if strand.kind is StrandKind.MAIN)
         return next(mains, None)

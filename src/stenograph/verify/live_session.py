@@ -30,10 +30,10 @@ from stenograph.session.admission import Limits, Place
 from stenograph.session.facts import line_drift
 from stenograph.session.manager import SessionManager
 from stenograph.session.services import TurnServices
-from stenograph.session.session import SessionOptions
 from stenograph.session.turn import TurnOutcome
 from stenograph.text.conversations import WEATHER, call
 from stenograph.text.renderer import Renderer
+from stenograph.trajectory.commits import SessionOptions
 from stenograph.verify.findings import Check, Finding, first_difference
 
 MAX_TOKENS = 64

@@ -25,6 +25,7 @@ from stenograph.core.kinds import TRAINED_KINDS, HistoryKind, StrandKind
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.types import SamplingParams
 from stenograph.export.samples import make_samples
+from stenograph.trajectory.commits import SessionOptions
 from stenograph.trajectory.strand_facts import SessionFacts, StrandFacts
 from stenograph.trajectory.turn import Node, line_ids
 
@@ -33,7 +34,7 @@ NewSession = Callable[[], Any]
 
 def facts_of(session: Any, kind: StrandKind = StrandKind.MAIN, outcome: SessionOutcome | None = None) -> SessionFacts:
     strand = StrandFacts(number=0, kind=kind, nodes=session.nodes)
-    return SessionFacts(history=HistoryKind.TREE, strands=[strand], outcome=outcome)
+    return SessionFacts(options=SessionOptions(history=HistoryKind.TREE), strands=[strand], outcome=outcome)
 
 
 def read(page: bytes) -> list[tuple[int, float, int]]:

@@ -14,6 +14,7 @@ from stenograph.core.types import FinishReason, SamplingParams
 from stenograph.export.arrow import to_arrow
 from stenograph.export.replay import ReplayShape
 from stenograph.export.samples import make_samples, to_json
+from stenograph.trajectory.commits import SessionOptions
 from stenograph.trajectory.strand_facts import SessionFacts, StrandFacts
 
 NewSession = Callable[[], Any]
@@ -61,7 +62,7 @@ def test_a_reward_is_a_number_where_it_is_one_and_json_in_any_case(new_session: 
     session = new_session()
     session.add(None, [1], [(10, -0.5)])
     facts = SessionFacts(
-        history=HistoryKind.LINEAR,
+        options=SessionOptions(history=HistoryKind.LINEAR),
         strands=[StrandFacts(number=0, kind=StrandKind.MAIN, nodes=session.nodes)],
         outcome=SessionOutcome(reward=reward),
     )

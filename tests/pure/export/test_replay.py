@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from stenograph.core.errors import SamplesInconsistent
 from stenograph.core.json_pieces import json_pieces
-from stenograph.core.kinds import Compat, HistoryKind
+from stenograph.core.kinds import Compat
 from stenograph.core.types import FinishReason
 from stenograph.export.replay import ReplayShape
 from stenograph.export.samples import Sample, make_samples, to_json
+from stenograph.trajectory.commits import SessionOptions
 from stenograph.trajectory.strand_facts import SessionFacts
 from stenograph.trajectory.turn import TurnStatus
 
@@ -156,7 +157,7 @@ def test_rows_have_the_smallest_unsigned_type_and_int32_for_miles_or_below_zero(
     text = base64.b64encode(np.array([smallest, largest], "<i4").tobytes()).decode()
     session.add(None, [1, 2], ONE, experts=text, indexer=text)
     for compat in (None, Compat.MILES):
-        facts = SessionFacts(history=HistoryKind.LINEAR, strands=(), compat=compat)
+        facts = SessionFacts(options=SessionOptions(compat=compat), strands=())
         made = make_samples(
             session.nodes, decode=lambda ids: "", max_trim_tokens=1, replay_shape=ReplayShape(layers=1, top_k=1),
             session=facts,

@@ -18,6 +18,7 @@ from stenograph.export.safetensors import to_safetensors
 from stenograph.export.sample_check import KeptTurns, Trained, sample_faults
 from stenograph.export.sample_files import FiledSample, NoSampleFile, sample_file
 from stenograph.export.samples import Sample, make_samples, to_json
+from stenograph.trajectory.commits import SessionOptions
 from stenograph.trajectory.strand_facts import SessionFacts, StrandFacts
 
 NewSession = Callable[[], Any]
@@ -30,7 +31,7 @@ LINE = st.lists(st.tuples(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_si
 def made_of(session: Any) -> tuple[Sample, ...]:
     facts = SessionFacts(
         session_id="a" * 32,
-        history=HistoryKind.TREE,
+        options=SessionOptions(history=HistoryKind.TREE),
         strands=[StrandFacts(number=0, kind=StrandKind.MAIN, nodes=session.nodes)],
     )
     made = make_samples(session.nodes, decode=lambda ids: "", max_trim_tokens=1, session=facts)

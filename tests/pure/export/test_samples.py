@@ -13,9 +13,11 @@ from stenograph.core.errors import SamplesInconsistent
 from stenograph.core.json_pieces import json_pieces
 from stenograph.core.kinds import HistoryKind, StrandKind
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome
+from stenograph.core.stated_options import StatedOptions
 from stenograph.core.types import FinishReason, Grammar, GrammarKind, LogprobsKind, SamplingParams
 from stenograph.export.lines import kept_leaves, left_out
 from stenograph.export.samples import EmptyReason, Sample, SampleSet, make_samples, to_json
+from stenograph.trajectory.commits import SessionOptions
 from stenograph.trajectory.strand_facts import SessionFacts, StrandFacts
 from stenograph.trajectory.turn import TurnStatus, line_ids
 
@@ -80,7 +82,7 @@ def test_no_sample_for_two_reasons_is_all_truncated(new_session: NewSession) -> 
     main = session.add(None, [1, 2, 3], [(10, -0.5)])
     title = session.add(None, [4], [(11, -0.5)])
     facts = SessionFacts(
-        history=HistoryKind.STRANDS,
+        options=SessionOptions(history=HistoryKind.STRANDS),
         strands=[
             StrandFacts(number=0, kind=StrandKind.MAIN, nodes=[main]),
             StrandFacts(number=1, kind=StrandKind.TITLE, nodes=[title]),
@@ -351,9 +353,11 @@ def test_a_call_over_a_change_of_weights_counts_as_the_older_ones(new_session: N
     assert min(int(version) for version in sample.weight_versions if str(version).isdigit()) == 7
 
 
-def facts_of(session: Any, **rest: Any) -> SessionFacts:
+def facts_of(session: Any, group: str | None = None, **rest: Any) -> SessionFacts:
     strands = [StrandFacts(number=0, kind=StrandKind.MAIN, nodes=session.nodes)]
-    return SessionFacts(history=HistoryKind.LINEAR, strands=strands, **rest)
+    return SessionFacts(
+        options=SessionOptions(history=HistoryKind.LINEAR, stated=StatedOptions(group=group)), strands=strands, **rest
+    )
 
 
 @pytest.mark.parametrize("verdict", RolloutVerdict)

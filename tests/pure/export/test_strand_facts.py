@@ -13,7 +13,8 @@ from stenograph.core.messages import Tool
 from stenograph.core.types import Prompt, SessionId, token_ids
 from stenograph.export.lines import leaves, left_out, strand_row, whole_line
 from stenograph.session.facts import session_facts
-from stenograph.session.session import Session, SessionOptions
+from stenograph.session.session import Session
+from stenograph.trajectory.commits import SessionOptions
 from stenograph.trajectory.history import Attachment
 from stenograph.trajectory.strand import Strand
 from stenograph.trajectory.strand_facts import SessionFacts, StrandFacts
@@ -117,7 +118,7 @@ def test_left_out_counts_each_strand_and_each_token_once(
     roots = sorted(set(root_of.values()))
     kinds = data.draw(st.lists(st.sampled_from(StrandKind), min_size=len(roots), max_size=len(roots)))
     facts = SessionFacts(
-        history=HistoryKind.TREE,
+        options=SessionOptions(history=HistoryKind.TREE),
         strands=[
             StrandFacts(number=number, kind=kind, nodes=[node for node in by_hand.nodes if root_of[node.id] == root])
             for number, (root, kind) in enumerate(zip(roots, kinds, strict=True))

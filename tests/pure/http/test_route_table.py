@@ -54,12 +54,10 @@ def test_every_group_has_rows() -> None:
 
 
 @pytest.mark.parametrize("row", [*TABLE, *TURNS], ids=lambda row: row.name)
-def test_who_answers_is_whom_the_request_names(row: Route) -> None:
-    """The row says it, and the reader of a request's session finds it: both are of one mind."""
+def test_a_session_in_the_path_is_found_and_its_process_answers(row: Route) -> None:
     named = session_named(scope_of(row.path.replace("{id}", SESSION)), by_id=False)
     assert (named == SESSION) == ("{id}" in row.path)
-    assert named is None or row.who is Who.SESSION
-    assert row.who is not Who.SESSION or named is not None or row.path.startswith("/v1")
+    assert named is None or row.who is Who.PROCESS
 
 
 @pytest.mark.parametrize("kind", DialectKind)

@@ -42,6 +42,23 @@ def test_an_id_that_is_no_token_is_refused(bad_id: object) -> None:
         collect(chunk(bad_id))
 
 
+@pytest.mark.parametrize(
+    ("rows", "what"),
+    [
+        ({"logprobs": (-1.0,)}, "logprobs"),
+        ({"logprobs": array("d", [-1.0] * 3)}, "logprobs"),
+        ({"tempered_logprobs": (-1.0,)}, "tempered logprobs"),
+        ({"sampling_logprobs": ()}, "sampling logprobs"),
+        ({"top_logprobs": ((),)}, "rows of top logprobs"),
+        ({"forced": (True,)}, "marks of forced ids"),
+    ],
+)
+def test_a_row_of_another_length_than_the_ids_is_refused(rows: dict[str, Any], what: str) -> None:
+    bad = Chunk(**{"ids": (1, 2), "logprobs": (-1.0, -1.0), "finish": STOP, **rows})
+    with pytest.raises(UpstreamInvalid, match=f"lengths: 2 ids but [013] {what}"):
+        collect(bad)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), True, None, 1, "0"])
 def test_a_logprob_that_is_no_finite_number_is_refused(bad: object) -> None:
     with pytest.raises(UpstreamInvalid, match="logprob_is_finite"):

@@ -16,7 +16,6 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from stenograph.core.budgets import Budgets, OverLimit
 from stenograph.core.chat import Asked, ParsedReply, ParseFault, ParseProblem, Remaining, ToolChoice, ToolMode
 from stenograph.core.day import Day
 from stenograph.core.errors import SessionDamaged
@@ -27,6 +26,7 @@ from stenograph.core.replay import PackedInts, Replay
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.stages import StageTimes
+from stenograph.core.stated_options import OverLimit, StatedOptions
 from stenograph.core.types import (
     EngineTimes,
     Finish,
@@ -73,6 +73,7 @@ from stenograph.trajectory.commits import (
     RequestMark,
     SessionCommit,
     SessionOpened,
+    SessionOptions,
     StrandOpened,
 )
 from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext, TurnStatus
@@ -251,30 +252,26 @@ marks = st.builds(
     ),
 )
 patterns = st.builds(re.compile, texts.map(re.escape), st.sampled_from([0, re.IGNORECASE, re.DOTALL | re.MULTILINE]))
-openings = st.builds(
-    SessionOpened,
-    session_id=st.uuids().map(lambda id_: SessionId(id_.hex)),
-    created_at=finite,
-    model=st.builds(ModelMark, name=texts, digest=st.binary(max_size=32)),
+options = st.builds(
+    SessionOptions,
     history=st.sampled_from(HistoryKind),
     matcher=st.text(max_size=10),
     after_length=st.sampled_from(AfterLength),
     metadata=json_objects,
     ttl_s=maybe(finite),
-    budgets=st.builds(
-        Budgets,
+    stated=st.builds(
+        StatedOptions,
         max_turns=maybe(limits),
         max_requests=maybe(limits),
         max_total_tokens=maybe(limits),
         over_limit=maybe(st.sampled_from(OverLimit)),
+        group=maybe(texts),
     ),
     max_nodes=maybe(counts),
     template_kwargs=json_objects,
-    group=maybe(texts),
     support=st.booleans(),
     compat=maybe(st.sampled_from(Compat)),
     cache_salt=st.builds(CacheSalt, policy=st.sampled_from(SaltPolicy), pinned=maybe(texts)),
-    request=maybe(marks),
     canonical=st.builds(
         Canonical,
         drops=st.lists(st.builds(DropRule, name=texts, block=patterns, num_blocks=counts), max_size=2).map(tuple),
@@ -303,6 +300,14 @@ openings = st.builds(
             ),
         )
     ),
+)
+openings = st.builds(
+    SessionOpened,
+    session_id=st.uuids().map(lambda id_: SessionId(id_.hex)),
+    created_at=finite,
+    model=st.builds(ModelMark, name=texts, digest=st.binary(max_size=32)),
+    options=options,
+    request=maybe(marks),
 )
 
 
@@ -385,7 +390,13 @@ def test_a_commit_comes_back_bit_for_bit(made: tuple[SessionCommit, dict[int, No
 
 @slow
 @given(openings)
-@example(SessionOpened(session_id=SessionId("0" * 32), created_at=1.0, metadata={"big": 10**30, "one": 1, "uno": 1.0}))
+@example(
+    SessionOpened(
+        session_id=SessionId("0" * 32),
+        created_at=1.0,
+        options=SessionOptions(metadata={"big": 10**30, "one": 1, "uno": 1.0}),
+    )
+)
 def test_an_opening_comes_back_bit_for_bit(opened: SessionOpened) -> None:
     assert bits(decode_opened(memoryview(encode_opened(opened)))) == bits(opened)
 
@@ -413,12 +424,12 @@ def test_rows_that_were_written_before_their_last_fields_are_read(
     assert bits(back) == bits(structs.replace(commit, turns=tuple(without)))
     row = msgspec.msgpack.decode(encode_opened(opened))
     old = decode_opened(memoryview(msgspec.msgpack.encode(row[:15])))
-    assert bits(old) == bits(
-        dataclasses.replace(opened, support=False, compat=None, budgets=Budgets(), cache_salt=CacheSalt())
-    )
+    group = StatedOptions(group=opened.options.stated.group)
+    before = dataclasses.replace(opened.options, support=False, compat=None, stated=group, cache_salt=CacheSalt())
+    assert bits(old) == bits(dataclasses.replace(opened, options=before))
     row[8][:2] = [7, 9]  # as limits, where the budgets stand now
     old = decode_opened(memoryview(msgspec.msgpack.encode(row[:16])))
-    assert old.budgets == Budgets(max_turns=7, max_total_tokens=9)
+    assert old.options.stated == structs.replace(group, max_turns=7, max_total_tokens=9)
 
 
 outcomes = st.builds(
@@ -438,12 +449,13 @@ def test_no_field_of_a_stored_value_is_forgotten_by_the_codec() -> None:
     """The strategies above name each: a field that is added has to be written, and comes here."""
     known = {
         PackedInts: 2,
-        CommittedTurn: 20, SampledTurn: 15, SessionOpened: 18, SessionCommit: 5, PlacedTurn: 4, RequestMark: 7,
+        CommittedTurn: 20, SampledTurn: 15, SessionOpened: 5, SessionOptions: 13, SessionCommit: 5,
+        PlacedTurn: 4, RequestMark: 7,
         LedgerRow: 16, SamplingParams: 18, Message: 6, Tool: 3, ToolCall: 3, Replay: 3, PromptContext: 4,
         ParsedReply: 3, AppliedRewrite: 5, SamplingRules: 2,
         DropRule: 3, PinRule: 4, Canonical: 2, StrandOpened: 4, Remaining: 2, Label: 3, StageTimes: 2,
         SessionOutcome: 3, ToolChoice: 2, ParseFault: 4, EngineTimes: 4, Finish: 2, WeightSpan: 3, TopLogprob: 2,
-        ModelMark: 2, Grammar: 2, Day: 1, Budgets: 4, CacheSalt: 2,
+        ModelMark: 2, Grammar: 2, Day: 1, StatedOptions: 5, CacheSalt: 2,
     }  # fmt: skip
     assert {kind: len(fields_of(kind)) for kind in known} == known
 

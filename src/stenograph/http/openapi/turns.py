@@ -44,7 +44,6 @@ from stenograph.http.route import (
     Needs,
     Route,
     Schema,
-    Who,
     in_json,
     operation,
     parameter,
@@ -159,7 +158,6 @@ def _row(call: DialectCall, prefix: str, suffix: str, where: str, *, forwards: b
         errors=(*(_COUNT if call.counts else _TURN), *call.errors),
         error_body=call.error_body,
         needs=Needs.TOKEN,
-        who=Who.SESSION,
     )
 
 

@@ -5,12 +5,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
-from stenograph.core.budgets import Budgets
 from stenograph.core.chat import Remaining
 from stenograph.core.kinds import UNLABELLED, AfterLength, Compat, HistoryKind, Label, SaltPolicy, StrandKind
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.sampling_rules import SamplingRules
+from stenograph.core.stated_options import StatedOptions
 from stenograph.core.types import SessionId
 from stenograph.core.weights import FOLLOWING, CacheSalt
 from stenograph.store.codec.rows import RowDamaged
@@ -27,7 +28,14 @@ from stenograph.store.codec.turns import (
     values_written,
 )
 from stenograph.trajectory.canonical import Canonical, DropRule, PinPlace, PinRule
-from stenograph.trajectory.commits import LedgerRow, ModelMark, RequestMark, SessionCommit, SessionOpened
+from stenograph.trajectory.commits import (
+    LedgerRow,
+    ModelMark,
+    RequestMark,
+    SessionCommit,
+    SessionOpened,
+    SessionOptions,
+)
 from stenograph.trajectory.turn import Node
 
 _Text = bytes | None
@@ -68,7 +76,7 @@ class _WrittenOpening(msgspec.Struct, array_like=True, frozen=True, gc=False):
     request: _WrittenRequest | None
     support: bool = False  # older rows end before these
     compat: str | None = None
-    budgets: dict[str, int | str] | None = None  # older rows have two of them as limits
+    stated: dict[str, Any] | None = None  # by name; older rows have two of them as limits
     cache_salt: tuple[str, _Text] | None = None
 
 
@@ -115,34 +123,35 @@ def decode_commit(payload: memoryview, node_of: Callable[[int], Node]) -> Sessio
 
 def encode_opened(opened: SessionOpened) -> bytes:
     """The payload of a session's first row."""
-    sampling = opened.sampling
+    options = opened.options
+    sampling = options.sampling
     return _ENCODER.encode(
         _WrittenOpening(
             session_id=opened.session_id,
             created_at=opened.created_at,
             model=(text_written(opened.model.name), opened.model.digest),
-            history=opened.history,
-            matcher=opened.matcher,
-            after_length=opened.after_length,
-            metadata=msgspec.json.encode(opened.metadata),
-            ttl_s=opened.ttl_s,
-            limits=(None, None, opened.max_nodes),
-            template_kwargs=msgspec.json.encode(opened.template_kwargs),
+            history=options.history,
+            matcher=options.matcher,
+            after_length=options.after_length,
+            metadata=msgspec.json.encode(options.metadata),
+            ttl_s=options.ttl_s,
+            limits=(None, None, options.max_nodes),
+            template_kwargs=msgspec.json.encode(options.template_kwargs),
             sampling=None if sampling is None else (values_written(sampling.default), values_written(sampling.force)),
             drops=[
                 (text_written(rule.name), (text_written(rule.block.pattern), rule.block.flags), rule.num_blocks)
-                for rule in opened.canonical.drops
+                for rule in options.canonical.drops
             ],
             pins=[
                 (text_written(rule.name), rule.place, _pattern_written(rule.begins), _pattern_written(rule.pattern))
-                for rule in opened.canonical.pins
+                for rule in options.canonical.pins
             ],
-            group=maybe_written(opened.group),
+            group=maybe_written(options.stated.group),
             request=None if opened.request is None else _request_written(opened.request),
-            support=opened.support,
-            compat=opened.compat,
-            budgets=msgspec.to_builtins(opened.budgets),
-            cache_salt=(opened.cache_salt.policy, maybe_written(opened.cache_salt.pinned)),
+            support=options.support,
+            compat=options.compat,
+            stated=msgspec.to_builtins(structs.replace(options.stated, group=None)),
+            cache_salt=(options.cache_salt.policy, maybe_written(options.cache_salt.pinned)),
         )
     )
 
@@ -151,31 +160,34 @@ def decode_opened(payload: memoryview) -> SessionOpened:
     """A session as it was opened. Raises RowDamaged."""
     try:
         written = _OPENINGS.decode(payload)
-        rules = written.sampling
         return SessionOpened(
             session_id=SessionId(written.session_id),
             created_at=written.created_at,
             model=ModelMark(name=text_read(written.model[0]), digest=written.model[1]),
-            history=HistoryKind(written.history),
-            matcher=written.matcher,
-            after_length=AfterLength(written.after_length),
-            metadata=object_read(written.metadata),
-            ttl_s=written.ttl_s,
-            budgets=_budgets_read(written),
-            max_nodes=written.limits[2],
-            template_kwargs=object_read(written.template_kwargs),
-            sampling=None
-            if rules is None
-            else SamplingRules(default=values_read(rules[0]), force=values_read(rules[1])),
-            canonical=_canonical_read(written),
-            group=maybe_read(written.group),
+            options=_options_read(written),
             request=None if written.request is None else _request_read(written.request),
-            support=written.support,
-            compat=None if written.compat is None else Compat(written.compat),
-            cache_salt=_cache_salt_read(written.cache_salt),
         )
     except (ValueError, TypeError, KeyError, re.error) as error:
         raise RowDamaged(f"its content cannot be read: {error}") from error
+
+
+def _options_read(written: _WrittenOpening) -> SessionOptions:
+    rules = written.sampling
+    return SessionOptions(
+        history=HistoryKind(written.history),
+        matcher=written.matcher,
+        after_length=AfterLength(written.after_length),
+        metadata=object_read(written.metadata),
+        ttl_s=written.ttl_s,
+        stated=_stated_read(written),
+        max_nodes=written.limits[2],
+        template_kwargs=object_read(written.template_kwargs),
+        sampling=None if rules is None else SamplingRules(default=values_read(rules[0]), force=values_read(rules[1])),
+        canonical=_canonical_read(written),
+        support=written.support,
+        compat=None if written.compat is None else Compat(written.compat),
+        cache_salt=_cache_salt_read(written.cache_salt),
+    )
 
 
 def encode_outcome(outcome: SessionOutcome, *, idle_since: float | None = None) -> bytes:
@@ -211,10 +223,11 @@ def decode_outcome(payload: memoryview) -> SessionOutcome:
         raise RowDamaged(f"its content cannot be read: {error}") from error
 
 
-def _budgets_read(written: _WrittenOpening) -> Budgets:
-    if written.budgets is None:
-        return Budgets(max_turns=written.limits[0], max_total_tokens=written.limits[1])
-    return msgspec.convert(written.budgets, Budgets)
+def _stated_read(written: _WrittenOpening) -> StatedOptions:
+    found: dict[str, Any] = {"max_turns": written.limits[0], "max_total_tokens": written.limits[1]}
+    if written.stated is not None:
+        found = written.stated
+    return structs.replace(msgspec.convert(found, StatedOptions), group=maybe_read(written.group))
 
 
 def _cache_salt_read(written: tuple[str, _Text] | None) -> CacheSalt:

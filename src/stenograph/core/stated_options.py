@@ -1,12 +1,15 @@
-"""Budgets of a session, and the answer to its client once one of them is spent. Pure.
+"""Options of a session that stay as its creator states them, its budgets among them. Pure.
 
-The one place for their names: a session is opened with these fields, keeps them, and is stored with them.
+The one place for their names: the body of `POST /sessions` has these fields, the session keeps them, and the store
+writes them by name. A further option of this sort is a row here, one in client/session.py, and its place in a view.
 """
 
 import enum
 from typing import Annotated
 
 from msgspec import Meta, Struct
+
+GroupName = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class OverLimit(enum.StrEnum):
@@ -32,5 +35,19 @@ class Budgets(Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_total_tokens: Most | None = None
     over_limit: OverLimit | None = None
 
+    @property
+    def has_budget(self) -> bool:
+        """Whether one of them can be spent."""
+        return (self.max_turns, self.max_requests, self.max_total_tokens) != (None, None, None)
+
 
 NO_BUDGETS = Budgets()
+
+
+class StatedOptions(Budgets, frozen=True, kw_only=True, omit_defaults=True):
+    """All of them. None is absent. `group` names the rollouts for a trainer to compare with each other."""
+
+    group: GroupName | None = None
+
+
+NOTHING_STATED = StatedOptions()
