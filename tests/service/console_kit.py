@@ -218,7 +218,7 @@ def make_large(session: Session, alphabet: Sequence[int], *, num_tokens: int, nu
             messages=(Message(role=Role.USER, content=f"question {number}"),),
             reply=ParsedReply(message=Message(role=Role.ASSISTANT, content=f"answer {number}")),
             context=PromptContext(),
-            stages=StageTimes(start=0.0, ends={"render": 0.01, "decode_tokens": 1.0 + number / 10}),
+            stages=StageTimes(start=0.0, render=0.01, decode_tokens=1.0 + number / 10),
         )
         attachment = strand.history.after(parent, turn.messages)
         assert attachment is not None

@@ -170,8 +170,9 @@ _LAST = (Stage.VALIDATE, Stage.STORE, Stage.COMMIT, Stage.REPLY)
 def stage_of(stages: StageTimes, *, is_open: bool, has_sampled: bool) -> Stage:
     """A turn's stage. An engine says only afterwards when it took a prompt from its queue: until the first token it
     counts as prefill."""
+    ends = stages.ends
     for ended, begun in reversed([*pairwise(_LAST)]):
-        if ended.value in stages.ends:
+        if ended.value in ends:
             return begun
     if has_sampled:
         return Stage.DECODE_TOKENS

@@ -1,9 +1,9 @@
-"""The stages of a turn, and when each ended. Pure: whoever marks one brings the time."""
+"""The stages of a turn, and when each ended. Pure: whoever sets one brings the time."""
 
 import enum
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 
 class Stage(enum.StrEnum):
@@ -24,17 +24,26 @@ class Stage(enum.StrEnum):
 
 
 class StageTimes(Struct, kw_only=True, gc=False):
-    """Ends of one turn's stages, in monotonic seconds; grown as the turn goes on, by its owner alone.
-
-    `ends` is by the stages' names: the garbage collector does not scan a dict of strings and floats.
-    """
+    """Ends of one turn's stages, in monotonic seconds; set as the turn goes on, by its owner alone. None: not yet."""
 
     start: float
-    ends: dict[str, float] = field(default_factory=dict[str, float])
+    receive: float | None = None
+    admit: float | None = None
+    decode: float | None = None
+    render: float | None = None
+    tokenize: float | None = None
+    queue: float | None = None
+    prefill: float | None = None
+    decode_tokens: float | None = None
+    validate: float | None = None
+    store: float | None = None
+    commit: float | None = None
+    reply: float | None = None
 
-    def mark(self, stage: Stage, now: float) -> None:
-        """Record `now` as the end of `stage`."""
-        self.ends[stage._value_] = now  # not `value`, a descriptor in Python
+    @property
+    def ends(self) -> dict[str, float]:
+        """By the names of the stages that have ended."""
+        return {name: end for name, end in zip(_STAGES, _ENDS(self), strict=True) if end is not None}
 
     def durations_s(self) -> dict[Stage, float]:
         """Seconds of each stage: from the end of the stage before it, in order of time."""
@@ -50,6 +59,7 @@ class StageTimes(Struct, kw_only=True, gc=False):
 
 
 _STAGES = {stage.value: stage for stage in Stage}
+_ENDS = attrgetter(*_STAGES)
 
 AFTER_WRITING = frozenset({Stage.STORE, Stage.COMMIT, Stage.REPLY})
 """Stages that end once a turn is written, or would be: no row has them, and so no record."""

@@ -117,7 +117,7 @@ class TurnRoute:
                 self.core.services.clock, path=path.route, dialect=self.dialect.name, client=name
             )
         body = await read_json(scope, receive, max_bytes=self.core.settings.max_body_bytes, body_slots=self.body_slots)
-        stages.mark(Stage.RECEIVE, self.core.services.clock.monotonic())
+        stages.receive = self.core.services.clock.monotonic()
         if session is not None and session.is_busy:
             await self.core.doorman.manager.settle(session)
         identity = None if session is None else _identity(headers, path, body)

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from stenograph.core.chat import ChatRequest, TurnRequest
 from stenograph.core.errors import Draining, SessionNotFound, StorageUnavailable
 from stenograph.core.kinds import Compat
-from stenograph.core.stages import Stage, StageTimes
+from stenograph.core.stages import StageTimes
 from stenograph.core.stated_options import NO_BUDGETS
 from stenograph.core.telemetry import NoTelemetry, SessionEnd, Telemetry, TurnEnd, TurnReport
 from stenograph.core.types import RequestId, SessionId
@@ -126,7 +126,7 @@ class SessionManager:
         if capacity.evicts and (num_held := capacity.num_held_tokens + capacity.elsewhere.num_held_tokens) >= most:
             self.sessions.evict(0, 1 + num_held - most)
         capacity.check(1)
-        stages.mark(Stage.ADMIT, self._clock.monotonic())
+        stages.admit = self._clock.monotonic()
         return Place(capacity, session, identity, stages)
 
     def begin(self, place: Place, decoded: tuple[TurnRequest, bytes], caller: Caller = NOBODY) -> Watch:
@@ -148,7 +148,7 @@ class SessionManager:
             session.check_open()
         request, request_json = decoded
         place.fit(request)
-        stages.mark(Stage.DECODE, self._clock.monotonic())
+        stages.decode = self._clock.monotonic()
         leases = self._leases(session, request, caller)
         try:
             sent = self.as_sent(request, session, leases.agent_id)
@@ -302,10 +302,9 @@ class SessionManager:
         """A client has the whole reply of a request. Called from where the reply is kept: it refers to nothing of the
         run."""
         for stages in all_stages:
-            now, committed = self._clock.monotonic(), stages.ends.get(Stage.COMMIT)
-            stages.mark(Stage.REPLY, now)
-            if committed is not None:
-                self._telemetry.reply_delivered(now - committed)
+            now = stages.reply = self._clock.monotonic()
+            if stages.commit is not None:
+                self._telemetry.reply_delivered(now - stages.commit)
         if session is not None:
             session.release_delivered(request_id)
 
@@ -365,7 +364,7 @@ class SessionManager:
                     opening=opening,
                     leases=leases,
                     affinity_key=session.id if session is not None else None,
-                    stages=stages if is_one else StageTimes(start=stages.start, ends=dict(stages.ends)),
+                    stages=stages if is_one else replace(stages),
                     services=services,
                     capabilities=capabilities,
                     wants_support=session is not None and session.options.support,

@@ -14,7 +14,7 @@ from stenograph.core.chat import ChatReply, ChatRequest, ParsedReply, Remaining,
 from stenograph.core.errors import BudgetSpent, ContextLengthExceeded, InvalidRequest, Limit
 from stenograph.core.logprobs import GREEDY_BELOW, is_held_by_engine, is_truncated, reported_kind
 from stenograph.core.rewrites import AppliedRewrite
-from stenograph.core.stages import Stage, StageTimes
+from stenograph.core.stages import StageTimes
 from stenograph.core.trace_context import TraceContext
 from stenograph.core.types import (
     Chunk,
@@ -135,11 +135,11 @@ class TurnRun:
         prompt = await self.opening.render(self.attachment)
         if self.opening.tool_choice.forces:
             self._forced = await self.opening.forced_grammar(prompt)
-        tokenization, stage = self.opening.tokenization, Stage.RENDER
-        if tokenization is not None and tokenization.began_at is not None:
-            self.stages.mark(Stage.RENDER, tokenization.began_at)
-            stage = Stage.TOKENIZE
-        self.stages.mark(stage, self._services.clock.monotonic())
+        tokenization, now = self.opening.tokenization, self._services.clock.monotonic()
+        if tokenization is None or tokenization.began_at is None:
+            self.stages.render = now
+        else:
+            self.stages.render, self.stages.tokenize = tokenization.began_at, now
         self.prompt, self.is_open = prompt, True
 
     def grant(self, session_tokens: int | None) -> int | None:
@@ -238,10 +238,8 @@ class TurnRun:
         weights.num_mixed_turns += sampled.mixed is not None
         now, times, stages = self._services.clock.monotonic(), sampled.times, self.stages
         if times is not None:
-            stages.mark(Stage.QUEUE, times.admitted)
-            stages.mark(Stage.PREFILL, times.first_token)
-        stages.mark(Stage.DECODE_TOKENS, now if times is None else times.finished)
-        stages.mark(Stage.VALIDATE, now)
+            stages.queue, stages.prefill = times.admitted, times.first_token
+        stages.decode_tokens, stages.validate = now if times is None else times.finished, now
         if self._written is not None:
             self._parsed = ParsedReply(message=self._written.message)
         elif parser is not None:
@@ -274,7 +272,7 @@ class TurnRun:
         """The turn's reply; where `is_kept`, add the turn to its session. Raises SessionInvariant."""
         sampled, prompt, attachment = self.sampled, self.prompt, self.attachment
         assert sampled is not None, "a turn is sampled before it is committed"
-        self.stages.mark(Stage.COMMIT, self._services.clock.monotonic())
+        self.stages.commit = self._services.clock.monotonic()
         if is_kept:
             turn, strand = self.made(), self.opening.strand
             assert self._leases.strands is not None, "a turn without a session is not kept"
@@ -305,7 +303,7 @@ class TurnRun:
 
     def stored(self) -> None:
         """Report the turn as durable."""
-        self.stages.mark(Stage.STORE, self._services.clock.monotonic())
+        self.stages.store = self._services.clock.monotonic()
 
     def made(self) -> CommittedTurn:
         """The turn as it is kept, settled the first time: a store has it before its session."""

@@ -71,5 +71,5 @@ def test_a_rate_is_of_the_last_seconds_and_quantiles_of_the_last_minute() -> Non
 def test_the_stage_is_the_one_after_the_last_that_ended(
     ended: tuple[Stage, ...], is_open: bool, has_sampled: bool, stage: Stage
 ) -> None:
-    times = StageTimes(start=0.0, ends={one.value: float(index) for index, one in enumerate(ended)})
+    times = StageTimes(start=0.0, **{one.value: float(index) for index, one in enumerate(ended)})
     assert stage_of(times, is_open=is_open, has_sampled=has_sampled) is stage

@@ -25,7 +25,7 @@ from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.replay import PackedInts, Replay
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.sampling_rules import SamplingRules
-from stenograph.core.stages import StageTimes
+from stenograph.core.stages import Stage, StageTimes
 from stenograph.core.stated_options import OverLimit, StatedOptions
 from stenograph.core.types import (
     EngineTimes,
@@ -146,9 +146,7 @@ contexts = st.builds(
     template_kwargs=json_objects,
     day=maybe(st.dates(min_value=datetime.date(1000, 1, 1)).map(lambda date: Day(date=date))),
 )
-stages = st.builds(
-    StageTimes, start=finite, ends=st.dictionaries(st.sampled_from(["receive", "sample", "commit"]), finite)
-)
+stages = st.builds(StageTimes, start=finite, **{stage.value: maybe(finite) for stage in Stage})
 labels = st.builds(Label, kind=maybe(st.sampled_from(StrandKind)), client=maybe(texts), rule=maybe(texts))
 
 
@@ -453,7 +451,7 @@ def test_no_field_of_a_stored_value_is_forgotten_by_the_codec() -> None:
         PlacedTurn: 4, RequestMark: 7,
         LedgerRow: 16, SamplingParams: 18, Message: 6, Tool: 3, ToolCall: 3, Replay: 3, PromptContext: 4,
         ParsedReply: 3, AppliedRewrite: 5, SamplingRules: 2,
-        DropRule: 3, PinRule: 4, Canonical: 2, StrandOpened: 4, Remaining: 2, Label: 3, StageTimes: 2,
+        DropRule: 3, PinRule: 4, Canonical: 2, StrandOpened: 4, Remaining: 2, Label: 3, StageTimes: 13,
         SessionOutcome: 3, ToolChoice: 2, ParseFault: 4, EngineTimes: 4, Finish: 2, WeightSpan: 3, TopLogprob: 2,
         ModelMark: 2, Grammar: 2, Day: 1, StatedOptions: 5, CacheSalt: 2,
     }  # fmt: skip

@@ -172,7 +172,7 @@ def turn_read(written: WrittenTurn, node_of: Callable[[int], Node]) -> PlacedTur
         ),
         requested_at=written.requested_at,
         committed_at=written.committed_at,
-        stages=StageTimes(start=written.started, ends=written.stages),
+        stages=StageTimes(start=written.started, **written.stages),
         policy=text_read(written.policy),
         trace_id=written.trace_id,
     )
