@@ -14,7 +14,7 @@ from stenograph.dialects.openai.chat import decode_chat
 from stenograph.dialects.openai.completions import decode_completion
 from stenograph.embedded.engine import EmbeddedEngine
 from stenograph.engine.base import Engine, GenerateRequest
-from stenograph.session.opening import TAIL_TOKENS
+from stenograph.session.prompt_builder import TAIL_TOKENS
 from stenograph.text.renderer import Renderer
 from stenograph.text.reply_text import PlainParser
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.kit.processes import CannotMeasure
 from stenograph.core.types import SessionId
-from stenograph.session.restored import read_opening
+from stenograph.session.restored import read_opened
 from stenograph.store.base import StoredSession
 from stenograph.store.codec.commits import encode_opened
 from stenograph.store.codec.rows import OPENED, Totals, row_body, row_digest
@@ -47,7 +47,7 @@ def fill(folder: Path, session_id: str, num_sessions: int) -> list[str]:
 
 def _copied(stored: StoredSession, session_id: SessionId, number: int) -> Iterator[Row]:
     """A session's rows under another id, the opening first."""
-    payload = encode_opened(replace(read_opening(stored), session_id=session_id))
+    payload = encode_opened(replace(read_opened(stored), session_id=session_id))
     digest = b""
     for row in stored.rows:
         body = row_body(OPENED, Totals(), payload) if row.seq == 0 else row.body

@@ -32,7 +32,7 @@ from stenograph.http.server import Server, uvicorn_config
 from stenograph.model.files import ModelFiles
 from stenograph.offload.body_slots import BodySlots
 from stenograph.offload.pool import CpuPool
-from stenograph.session.admission import Place
+from stenograph.session.admission import Admission
 from stenograph.session.manager import SessionManager
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.session import Session
@@ -211,7 +211,7 @@ def begun(
 ) -> Watch:
     """A watch of a request's turns, or of the turn that it repeats. Raises as the manager's `admit` and `begin`."""
     admitted = manager.admit(session, stages=stages or StageTimes(start=0.0), identity=identity)
-    if not isinstance(admitted, Place):
+    if not isinstance(admitted, Admission):
         return admitted
     with admitted:
         return manager.begin(admitted, (request, b"{}"))

@@ -15,7 +15,7 @@ import pytest
 from standins.scripted_engine import Script, ScriptedEngine
 from stenograph.core.errors import EngineUnavailable
 from stenograph.session.reply_buffer import ReplyBuffer
-from stenograph.session.steps import TurnRun
+from stenograph.session.steps import RunningTurn
 from stenograph.session.turn import RequestRun
 from stenograph.session.watch import RequestTask
 from stenograph.text.renderer import Renderer
@@ -118,7 +118,7 @@ def told(answer: Answer) -> dict[str, Any]:
 def kept_of_turns() -> list[object]:
     """What ran for turns, and is held by something."""
     gc.collect()
-    return [one for one in gc.get_objects() if isinstance(one, (RequestTask, RequestRun, TurnRun, ReplyBuffer))]
+    return [one for one in gc.get_objects() if isinstance(one, (RequestTask, RequestRun, RunningTurn, ReplyBuffer))]
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])

@@ -17,7 +17,7 @@ from stenograph.engine.base import EngineCounts, EngineHealth, EngineState, Engi
 from stenograph.http.metric_table import BODY_BYTES, DRIFT_CLASSES, METRICS, MetricType, Serving, row
 from stenograph.http.metrics import Metrics
 from stenograph.offload.pool import CpuPool
-from stenograph.session.admission import Limits, Place
+from stenograph.session.admission import Admission, Limits
 from stenograph.session.manager import SessionManager
 from stenograph.session.services import TurnServices
 from stenograph.text.renderer import Renderer
@@ -187,7 +187,7 @@ def test_gauges_are_read_at_each_scrape_and_absent_before_they_are_bound(serving
     second = scrape(metrics)
     assert [value(samples, "sessions") for samples in (first, second)] == [0, 1]
     assert [value(samples, "turns_in_flight") for samples in (first, second)] == [0, 1]
-    assert isinstance(place, Place)
+    assert isinstance(place, Admission)
     with place:
         pass
     assert value(scrape(metrics), "turns_in_flight") == 0

@@ -37,7 +37,7 @@ from stenograph.model.files import ModelFiles
 from stenograph.model.tokenizer import Span, Tokenizer
 from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool, LoopShare
 from stenograph.session.completion import completions
-from stenograph.session.opening import Opening
+from stenograph.session.prompt_builder import Opening
 from stenograph.session.services import TurnServices
 from stenograph.text.renderer import Renderer
 from stenograph.text.template.template import ChatTemplate

@@ -20,7 +20,7 @@ LARGE_PAYLOAD_BYTES = 2**20
 SETTLE_S = 5.0
 """Longest wait for aborted turns to be recorded."""
 
-_LOOK_S = 0.02
+_POLL_S = 0.02
 
 
 class SessionFields(TypedDict, total=False):
@@ -111,7 +111,7 @@ class RolloutSession:
         """
         deadline = asyncio.get_running_loop().time() + SETTLE_S
         while await self.abort() or any(row["ended"] is None for row in await self.ledger()):
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
             if asyncio.get_running_loop().time() > deadline:
                 return
 

@@ -35,7 +35,7 @@ from stenograph.http.auth import PASSED_ON, SESSION_ID, session_named
 from stenograph.http.processes import ServedApp
 from stenograph.http.route import All, Asking, Needs, Reach, Route, Who
 from stenograph.http.wire import ClientGone, count_error, header_value, read_body, send_refusal
-from stenograph.session.keyed_openings import OpenedElsewhere
+from stenograph.session.keyed_sessions import OpenedElsewhere
 
 LOOK_S = 5.0
 """Longest time for a worker to answer a cheap question."""

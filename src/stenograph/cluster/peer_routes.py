@@ -20,7 +20,7 @@ from stenograph.dialects.common.errors import refusal
 from stenograph.http.bulk_parts import OwnParts, Pieces
 from stenograph.http.processes import Board, SharedEngines, SharedWeights
 from stenograph.http.wire import ClosedStream, delivery_of, json_response
-from stenograph.session.keyed_openings import KeyedOpenings
+from stenograph.session.keyed_sessions import KeyedSessions
 from stenograph.session.selection import SessionFilter
 from stenograph.session.weights import SyncState
 
@@ -32,7 +32,7 @@ KEY_HEADER = "idempotency-key"
 class PeerRoutes:
     """The routes of one worker."""
 
-    openings: KeyedOpenings
+    keyed: KeyedSessions
     parts: OwnParts
     board: Board
     sync: SharedWeights
@@ -58,7 +58,7 @@ class PeerRoutes:
 
     async def opened(self, request: Request) -> Response:
         """Whether this worker has opened a session with a key and a body."""
-        return json_response(await self.openings.find(request.headers[KEY_HEADER], await request.body()))
+        return json_response(await self.keyed.find(request.headers[KEY_HEADER], await request.body()))
 
     async def ids(self, request: Request) -> Response:
         """The ids of the sessions within a filter, oldest first, each with its time: a line for each."""

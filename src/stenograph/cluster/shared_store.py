@@ -32,7 +32,7 @@ from stenograph.http.processes import LateParts, Processes, ServedApp
 from stenograph.http.route import Route, Who
 from stenograph.http.settings import Settings
 from stenograph.parts import ClusterSettings, settings_of
-from stenograph.session.keyed_openings import KeyedOpenings
+from stenograph.session.keyed_sessions import KeyedSessions
 from stenograph.session.manager import SessionManager
 from stenograph.store.base import SessionStore
 from stenograph.store.folder import DataFolder
@@ -173,7 +173,7 @@ class Cluster(Processes):
         self.leases = LeasedOwners(manager, store, self._place)
         metrics.show(OWNER_METRICS, store, self._passed_on)
 
-    def wire(self, app: ServedApp, openings: KeyedOpenings, late: Callable[[], LateParts]) -> None:
+    def wire(self, app: ServedApp, keyed: KeyedSessions, late: Callable[[], LateParts]) -> None:
         self.late = late
 
     @property

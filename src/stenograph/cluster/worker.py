@@ -30,7 +30,7 @@ from stenograph.http.metric_table import COUNTER, row
 from stenograph.http.processes import Board, LateParts, ServedApp, SharedEngines, SharedWeights
 from stenograph.http.settings import Settings
 from stenograph.session.admission import Limits
-from stenograph.session.keyed_openings import KeyedOpenings, OpenedElsewhere
+from stenograph.session.keyed_sessions import KeyedSessions, OpenedElsewhere
 from stenograph.session.weights import SyncState
 
 log = logging.getLogger(__name__)
@@ -133,15 +133,15 @@ class Worker(Cluster):
     def share_weights(self, sync: SharedWeights, engines: SharedEngines) -> None:
         self._shared = sync, engines
 
-    def wire(self, app: ServedApp, openings: KeyedOpenings, late: Callable[[], LateParts]) -> None:
-        super().wire(app, openings, late)
+    def wire(self, app: ServedApp, keyed: KeyedSessions, late: Callable[[], LateParts]) -> None:
+        super().wire(app, keyed, late)
         self._app = app
         late().open_parts()
         assert self._moments is not None, "the console shares the moment"
         assert self._shared is not None, "weights are shared"
         sync, engines = self._shared
         self._routes = PeerRoutes(
-            openings=openings,
+            keyed=keyed,
             parts=late().own_parts,
             board=self._moments.board,
             sync=sync,

@@ -20,7 +20,7 @@ from stenograph.http.session_services import manager_of, services_of
 from stenograph.http.settings import Settings
 from stenograph.offload.body_slots import BodySlots
 from stenograph.offload.pool import CpuPool, LoopShare
-from stenograph.session.keyed_openings import KeyedOpenings
+from stenograph.session.keyed_sessions import KeyedSessions
 from stenograph.session.manager import SessionManager
 from stenograph.store.base import SessionStore
 from stenograph.text.renderer import Renderer
@@ -58,7 +58,7 @@ def make_app(
     doorman = Doorman(api_keys=settings.api_key, manager=manager, admin_keys=settings.admin_key)
     processes.find_others(settings, manager, metrics)
     metrics.show(WEIGHT_METRICS, services.weights)
-    openings = KeyedOpenings(manager, processes.opened_elsewhere(has_store=store is not None))
+    keyed = KeyedSessions(manager, processes.opened_elsewhere(has_store=store is not None))
     core = Core(
         settings=settings,
         services=services,
@@ -74,7 +74,7 @@ def make_app(
     control = ControlRoutes(
         core=core,
         late=late,
-        create=CreateRoute.of(settings, services, openings, doorman),
+        create=CreateRoute.of(settings, services, keyed, doorman),
         body_slots=body_slots,
         started_at=int(clock.wall()),
         openapi=cache(lambda: entry(OPENAPI)(core)),
@@ -87,5 +87,5 @@ def make_app(
         refuse=refusal_of(settings.compat),
         tracing=None if tracing is None else entry(tracing)(core),
     )
-    processes.wire(app, openings, late)
+    processes.wire(app, keyed, late)
     return app, manager

@@ -192,7 +192,7 @@ class Doorman:
             return self.manager.sessions.get(named)
         except SessionNotFound:
             try:
-                return await (self.manager.sessions.wake(named) if wakes else self.manager.sessions.look(named))
+                return await (self.manager.sessions.wake(named) if wakes else self.manager.sessions.peek(named))
             except SessionNotFound:
                 if self._keys or _in_address(scope) is not None:
                     raise

@@ -131,7 +131,7 @@ class OwnParts:
 
     async def rollout(self, session_id: str) -> RolloutFacts | None:
         try:
-            session = await self.sessions.manager.sessions.look(session_id)
+            session = await self.sessions.manager.sessions.peek(session_id)
         except SessionNotFound:
             return None
         facts = session_facts(session)
@@ -144,7 +144,7 @@ class OwnParts:
     async def _frame(self, session_id: str, wire: BulkSamplesRequest) -> OneAnswer:
         """A head and a payload, each behind its size: whole before the first byte leaves, since an error must not
         follow it. Raises StenographError."""
-        session = await self.sessions.manager.sessions.look(session_id)
+        session = await self.sessions.manager.sessions.peek(session_id)
         revision = revision_of(session)
         made, metadata, _ = await self.sessions.made_samples(session, self.sessions.wishes(wire))
         payload = to_safetensors(made.samples, session_metadata=metadata, empty_reason=made.empty_reason)
@@ -162,7 +162,7 @@ class OwnParts:
 
     async def _rows(self, session_id: str, wire: BulkSamplesRequest) -> OneAnswer:
         """A row for each sample; a session without samples has one with its reason alone. Raises StenographError."""
-        session = await self.sessions.manager.sessions.look(session_id)
+        session = await self.sessions.manager.sessions.peek(session_id)
         revision = revision_of(session)
         made, _, num_bytes = await self.sessions.made_samples(session, self.sessions.wishes(wire))
         rows = bulk_arrow().rows(session_id, made)

@@ -17,7 +17,7 @@ from stenograph.http.wire import ClientGone, count_error, headers_of, read_json,
 from stenograph.offload.body_slots import BodySlots
 from stenograph.session.admission import Caller
 from stenograph.session.counting import PromptCounter
-from stenograph.session.ledger import NO_NOTE
+from stenograph.session.ledger import NO_ROW
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +32,13 @@ class CountRoute:
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, path: RequestPath) -> None:
         """Serve one request to `path`."""
-        note, spelling = NO_NOTE, None
+        row, spelling = NO_ROW, None
         await self.body_slots.small()
         try:
             session = await self.core.doorman.session_of(scope)
             name = client_name(headers_of(scope))
             if session is not None:
-                note = session.ledger.note(
+                row = session.ledger.open_row(
                     self.core.services.clock, path=path.route, dialect=self.dialect.name, client=name
                 )
             body = await read_json(
@@ -47,19 +47,19 @@ class CountRoute:
             request = await self._decode(Incoming(body=body, at=path.at))
             spelling = request.spelling
             headers = sought_headers(headers_of(scope), self.sought_headers)
-            caller = Caller(name=name, path=path.route, headers=headers, note=note)
+            caller = Caller(name=name, path=path.route, headers=headers, row=row)
             num_tokens = await self.counter.count(session, request, caller)
-            note.counted(num_tokens)
+            row.counted(num_tokens)
             answer = self.dialect.counted(num_tokens)
             content = answer.content if isinstance(answer.content, bytes) else b"".join(answer.content)
             await send_whole(send, 200, content, answer.headers)
         except StenographError as error:
-            note.refused(error)
+            row.refused(error)
             await self._send_error(send, error, spelling)
         except ClientGone:
             pass
         finally:
-            note.close()
+            row.close()
 
     async def _decode(self, incoming: Incoming) -> ChatRequest:
         """Read the request, a large one on a worker and in a body's slot."""

@@ -32,7 +32,7 @@ from stenograph.http.settings import Settings
 from stenograph.http.wire import header_value, json_response, read_json
 from stenograph.offload.body_slots import LARGE_BODY_BYTES
 from stenograph.offload.pool import CpuPool
-from stenograph.session.keyed_openings import KeyedOpenings
+from stenograph.session.keyed_sessions import KeyedSessions
 from stenograph.session.manager import SessionManager
 from stenograph.session.rewrite_rules import RewriteRules, UnknownRewrite
 from stenograph.session.services import TurnServices
@@ -69,7 +69,7 @@ class CreateRoute:
 
     manager: SessionManager
     engine: Engine
-    openings: KeyedOpenings
+    keyed: KeyedSessions
     tokens: SessionTokens
     pool: CpuPool
     defaults: SessionOptions
@@ -77,13 +77,13 @@ class CreateRoute:
     max_body_bytes: int
 
     @staticmethod
-    def of(settings: Settings, services: TurnServices, openings: KeyedOpenings, doorman: Doorman) -> "CreateRoute":
+    def of(settings: Settings, services: TurnServices, keyed: KeyedSessions, doorman: Doorman) -> "CreateRoute":
         """The route of a server. Raises StartupError for a matcher or a file of sampling that cannot be loaded, or a
         history against the contract."""
         return CreateRoute(
             manager=doorman.manager,
             engine=services.engine,
-            openings=openings,
+            keyed=keyed,
             tokens=doorman.tokens,
             pool=services.pool,
             defaults=default_options(settings, services.canonical),
@@ -115,7 +115,7 @@ class CreateRoute:
         )
         options = self._options(wire, sampling)
         key = header_value(request.scope, b"idempotency-key") or None
-        session_id = await self.openings.open(options, key=key, body=body)
+        session_id = await self.keyed.open(options, key=key, body=body)
         root = f"{str(request.base_url).rstrip('/')}/sessions/{session_id}"
         opened: OpenedSession = {"session_id": session_id, "base_url": f"{root}/v1", "root_url": root}
         if (token := self.tokens.made_for(session_id)) is not None:

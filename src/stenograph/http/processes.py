@@ -20,7 +20,7 @@ from stenograph.http.metrics import Metrics
 from stenograph.http.route import Route
 from stenograph.http.settings import Settings
 from stenograph.session.admission import Capacity, Limits
-from stenograph.session.keyed_openings import KeyedOpenings, OpenedElsewhere
+from stenograph.session.keyed_sessions import KeyedSessions, OpenedElsewhere
 from stenograph.session.manager import SessionManager
 from stenograph.session.weights import Followers, SyncState, Weights
 from stenograph.store.base import SessionStore
@@ -217,7 +217,7 @@ class Processes:
     def share_weights(self, sync: SharedWeights, engines: SharedEngines) -> None:
         """Have the weights and the engines of this process follow those of the others, and those theirs."""
 
-    def wire(self, app: ServedApp, openings: KeyedOpenings, late: Callable[[], LateParts]) -> None:
+    def wire(self, app: ServedApp, keyed: KeyedSessions, late: Callable[[], LateParts]) -> None:
         """Take the services for clients, and for the other processes."""
 
     def serving(self, guarded: ASGIApp, app: ServedApp) -> ASGIApp:

@@ -53,7 +53,7 @@ class ProxyRoute:
         """`/sessions/{id}/{path}`. Raises as `_check`, then SessionNotFound, then as `_pass_on`."""
         path = request.path_params["path"].rstrip("/")
         self._check(request, path)
-        session = await self.manager.sessions.look(request.path_params["id"])
+        session = await self.manager.sessions.peek(request.path_params["id"])
         if path in self.own_paths:
             raise MethodNotAllowed(request.method, request.url.path, allowed=self.own_paths[path])
         self._check_not_held(request, path)

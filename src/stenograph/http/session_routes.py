@@ -412,12 +412,12 @@ class SessionRoutes:
         if not self.manager.sessions.has(session.id):
             return
         for leaf_id, report in reports.items():
-            if session.is_first_look(leaf_id):
+            if session.is_first_drift(leaf_id):
                 self.metrics.drift_found({str(kind): num for kind, num in num_by_class(report).items()})
 
     async def _look(self, request: Request) -> Session:
         """The session of the path, to be read: one in the store alone is not woken."""
-        return await self.manager.sessions.look(request.path_params["id"])
+        return await self.manager.sessions.peek(request.path_params["id"])
 
 
 def revision_of(session: Session) -> str:
@@ -429,7 +429,7 @@ def revision_of(session: Session) -> str:
 async def delete_as_it_was(manager: SessionManager, session_id: str, revision: str) -> bool:
     """Delete a session if it is still of this revision and runs no turn; returns whether it has gone."""
     try:
-        session = await manager.sessions.look(session_id)
+        session = await manager.sessions.peek(session_id)
         if session.is_busy or revision_of(session) != revision:
             return False
         await manager.delete(session_id)

@@ -32,8 +32,8 @@ from stenograph.http.wire import (
     send_refusal,
 )
 from stenograph.offload.body_slots import BodySlots
-from stenograph.session.admission import Caller, Place, RequestTrace
-from stenograph.session.ledger import NO_NOTE, LedgerNote
+from stenograph.session.admission import Admission, Caller, RequestTrace
+from stenograph.session.ledger import NO_ROW, OpenRow
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.turn import TurnOutcome
 from stenograph.session.watch import TurnAbandoned, Watch
@@ -79,7 +79,7 @@ class TurnRoute:
     async def handle(self, scope: Scope, receive: Receive, send: Send, path: RequestPath) -> None:
         """Serve one request to `path`."""
         stages = StageTimes(start=self.core.services.clock.monotonic())
-        reading = _Reading(NO_NOTE, as_miles=self.core.settings.compat is Compat.MILES)
+        reading = _Reading(NO_ROW, as_miles=self.core.settings.compat is Compat.MILES)
         await self.body_slots.small()
         try:
             watch = await self._admit(scope, receive, stages, path, reading)
@@ -90,20 +90,20 @@ class TurnRoute:
             await self._send_error(send, error, reading)
             return
         except ClientGone:
-            reading.note.close()
+            reading.row.close()
             return
         except BaseException:
-            reading.note.close()
+            reading.row.close()
             raise
         client = delivery_of(scope)
         try:
             client.when_gone(watch.leave)
-            await (self._stream if watch.options.stream else self._whole)(watch, client, send, reading.note)
+            await (self._stream if watch.options.stream else self._whole)(watch, client, send, reading.row)
         finally:
             client.when_gone(None)
             watch.leave()
-            if reading.note.is_open:
-                reading.note.close()
+            if reading.row.is_open:
+                reading.row.close()
 
     async def _admit(
         self, scope: Scope, receive: Receive, stages: StageTimes, path: RequestPath, reading: "_Reading"
@@ -113,7 +113,7 @@ class TurnRoute:
         name = client_name(headers)
         if session is not None:
             reading.as_miles = session.options.compat is Compat.MILES
-            reading.note = session.ledger.note(
+            reading.row = session.ledger.open_row(
                 self.core.services.clock, path=path.route, dialect=self.dialect.name, client=name
             )
         body = await read_json(scope, receive, max_bytes=self.core.settings.max_body_bytes, body_slots=self.body_slots)
@@ -122,7 +122,7 @@ class TurnRoute:
             await self.core.doorman.manager.settle(session)
         identity = None if session is None else _identity(headers, path, body)
         admitted = self.core.doorman.manager.admit(session, stages=stages, identity=identity)
-        if not isinstance(admitted, Place):
+        if not isinstance(admitted, Admission):
             return admitted
         with admitted:
             known = () if session is None else session.strands.known(self.dialect.name, body)
@@ -147,7 +147,7 @@ class TurnRoute:
                 name=name,
                 path=path.route,
                 headers=sought_headers(headers, self.sought_headers),
-                note=reading.note,
+                row=reading.row,
                 trace=path.trace,
             )
             return self.core.doorman.manager.begin(admitted, decoded, caller)
@@ -165,15 +165,15 @@ class TurnRoute:
         assert decoded is not None, "the last step gives the request"
         return decoded
 
-    async def _whole(self, watch: Watch, client: ClientLink, send: Send, note: LedgerNote) -> None:
+    async def _whole(self, watch: Watch, client: ClientLink, send: Send, row: OpenRow) -> None:
         try:
             outcome = await watch.result()
         except TurnAbandoned:
             return  # the client is gone
         except StenographError as error:
-            await self._send_turn_error(send, error, note, watch)
+            await self._send_turn_error(send, error, row, watch)
             return
-        self._answered(note, outcome)
+        self._answered(row, outcome)
         body = self.dialect.whole(outcome.reply_id, watch.options, outcome.replies, spelling=watch.spelling)
         headers = _headers(watch, outcome.replies[0].stages_s, outcome.remaining)
         for header in body.headers:
@@ -183,17 +183,17 @@ class TurnRoute:
         if await client.finish(client.answer(send, 200, content, headers)):
             watch.delivered()
 
-    async def _stream(self, watch: Watch, client: ClientLink, send: Send, note: LedgerNote) -> None:
+    async def _stream(self, watch: Watch, client: ClientLink, send: Send, row: OpenRow) -> None:
         with Pulse(self.core.services.clock, watch.call) as pulse:
             pieces = await watch.take()
             if pieces is None:
                 # It ended before anything was said: its error, if it has one, can still be a status.
                 try:
-                    self._answered(note, await watch.result())
+                    self._answered(row, await watch.result())
                 except TurnAbandoned:
                     return
                 except StenographError as error:
-                    await self._send_turn_error(send, error, note, watch)
+                    await self._send_turn_error(send, error, row, watch)
                     return
             writer = self._writer(watch)
             await _start_stream(watch, writer, send)
@@ -212,7 +212,7 @@ class TurnRoute:
                     await _send_piece(send, writer.alive(watch.prompts))
                     pulse.sent()
                 pieces = await watch.take()
-        await self._end_stream(watch, client, writer, send, note)
+        await self._end_stream(watch, client, writer, send, row)
 
     def _writer(self, watch: Watch) -> StreamWriter:
         created = int(self.core.services.clock.wall())
@@ -230,7 +230,7 @@ class TurnRoute:
         return pieces
 
     async def _end_stream(
-        self, watch: Watch, client: ClientLink, writer: StreamWriter, send: Send, note: LedgerNote
+        self, watch: Watch, client: ClientLink, writer: StreamWriter, send: Send, row: OpenRow
     ) -> None:
         """Send the end of a stream: the finish after the commit, or the error."""
         try:
@@ -238,11 +238,11 @@ class TurnRoute:
         except TurnAbandoned:
             return
         except StenographError as error:
-            note.refused(error)
+            row.refused(error)
             count_error(self.core.metrics, error)
             await send({"type": "http.response.body", "body": writer.failed(error)})
             return
-        self._answered(note, outcome)
+        self._answered(row, outcome)
         end = writer.end(outcome.replies)
         last = end if isinstance(end, bytes) else await self._joined(end)
         if await client.finish(send({"type": "http.response.body", "body": last})):
@@ -259,22 +259,22 @@ class TurnRoute:
         """Content made in pieces, and sent at once."""
         return b"".join([piece async for piece in self.core.services.share.pieces(pieces)])
 
-    async def _send_turn_error(self, send: Send, error: StenographError, note: LedgerNote, watch: Watch) -> None:
+    async def _send_turn_error(self, send: Send, error: StenographError, row: OpenRow, watch: Watch) -> None:
         """Send the error of a turn, with the request id of the log."""
-        reading = _Reading(note, spelling=watch.spelling, as_miles=watch.options.as_miles)
+        reading = _Reading(row, spelling=watch.spelling, as_miles=watch.options.as_miles)
         await self._send_error(send, error, reading, request_id=str(watch.request_id))
 
-    def _answered(self, note: LedgerNote, outcome: TurnOutcome) -> None:
+    def _answered(self, row: OpenRow, outcome: TurnOutcome) -> None:
         """Note a reply, and the limit behind an empty one. Only the first time counts."""
-        if note.is_open and outcome.spent is not None:
+        if row.is_open and outcome.spent is not None:
             self.core.metrics.limit_hit(outcome.spent.limit)
-        note.answered(outcome)
+        row.answered(outcome)
 
     async def _send_error(
         self, send: Send, error: StenographError, reading: "_Reading", *, request_id: str | None = None
     ) -> None:
         """Note an error, and send it."""
-        reading.note.refused(error)
+        reading.row.refused(error)
         count_error(self.core.metrics, error)
         headers = () if request_id is None else (("x-request-id", request_id),)
         if reading.as_miles and self.dialect.name in OPENAIS_OWN:
@@ -287,7 +287,7 @@ class _Reading(Struct):
     """A request that may yet be refused: its row in the ledger, the client's names for its fields once it is decoded,
     and whether its session's errors are miles' own."""
 
-    note: LedgerNote
+    row: OpenRow
     spelling: Spelling | None = None
     as_miles: bool = False
 

@@ -16,7 +16,7 @@ from stenograph.core.stages import Stage
 from stenograph.core.telemetry import TurnEnd, TurnReport
 from stenograph.core.trace_context import TraceContext
 from stenograph.core.types import RequestId
-from stenograph.session.steps import TurnRun
+from stenograph.session.steps import RunningTurn
 
 # Source: OpenTelemetry semantic conventions 1.37, docs/gen-ai/gen-ai-spans.md.
 GEN_AI_OPERATION = "gen_ai.operation.name"
@@ -113,7 +113,7 @@ def engine_span_id(turn: RequestId) -> str:
 
 
 def turn_spans(
-    turn: TurnRun,
+    turn: RunningTurn,
     report: TurnReport,
     *,
     request: TurnRequest,
@@ -168,7 +168,7 @@ def turn_spans(
 
 
 def _engine_facts(
-    turn: TurnRun, report: TurnReport, request: TurnRequest, engine: EngineName
+    turn: RunningTurn, report: TurnReport, request: TurnRequest, engine: EngineName
 ) -> Mapping[str, Attribute]:
     facts: dict[str, Attribute] = {
         GEN_AI_OPERATION: _operation(request),
@@ -189,8 +189,8 @@ def _engine_facts(
         facts[GEN_AI_RESPONSE_FINISH] = (report.finish,)
     if report.ttft_s is not None:
         facts[GEN_AI_RESPONSE_FIRST_CHUNK] = report.ttft_s
-    if turn.node_id is not None and turn.opening.strand.number is not None:
-        facts[STRAND], facts[NODE] = turn.opening.strand.number, turn.node_id
+    if turn.node_id is not None and turn.builder.strand.number is not None:
+        facts[STRAND], facts[NODE] = turn.builder.strand.number, turn.node_id
     if turn.sampled is not None and turn.sampled.weights:
         facts[WEIGHT_VERSIONS] = tuple(dict.fromkeys(span.version for span in turn.sampled.weights))
     if report.code is not None:
@@ -198,7 +198,7 @@ def _engine_facts(
     return facts
 
 
-def _sampling_facts(turn: TurnRun) -> Mapping[str, Attribute]:
+def _sampling_facts(turn: RunningTurn) -> Mapping[str, Attribute]:
     params = turn.params
     facts: dict[str, Attribute] = {
         GEN_AI_REQUEST_TEMPERATURE: params.temperature,

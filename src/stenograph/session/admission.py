@@ -1,7 +1,7 @@
-"""Step 2 of a turn: its place among the turns in flight, held from before its body is decoded until it has ended.
+"""Step 2 of a turn: its admission among the turns in flight, held from before its body is decoded until it has ended.
 
-Owns the server's limits, the counts against them, `Place`, and `Caller`, the sender. Knows no body, no engine and no
-task: the manager admits a request, its route decodes the body, and the manager begins its turns in the place. All of it
+Owns the server's limits, the counts against them, `Admission`, and `Caller`, the sender. Knows no body, no engine and
+no task: the manager admits a request, its route decodes the body, and the manager begins its turns under it. All of it
 is synchronous.
 """
 
@@ -22,7 +22,7 @@ from stenograph.core.telemetry import TurnReport
 from stenograph.core.trace_context import TraceContext
 from stenograph.core.types import RequestId
 from stenograph.session.kept import StoredReply
-from stenograph.session.ledger import NO_NOTE, LedgerNote
+from stenograph.session.ledger import NO_ROW, OpenRow
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.session import Session
 from stenograph.session.turn import RequestRun
@@ -58,14 +58,14 @@ class RequestTrace(Protocol):
 class Caller(Struct, frozen=True, kw_only=True, gc=False):
     """The sender of a request: its own name for itself, the path, and the headers for the rules.
 
-    It labels and is logged; it decides about nothing but the agent id. `note` is the request's row in its session's
+    It labels and is logged; it decides about nothing but the agent id. `row` is the request's row in its session's
     ledger, `trace` its trace, where traces are made.
     """
 
     name: str = ""
     path: str = ""
     headers: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
-    note: LedgerNote = msgspec.field(default_factory=lambda: NO_NOTE)
+    row: OpenRow = msgspec.field(default_factory=lambda: NO_ROW)
     trace: RequestTrace | None = None
 
 
@@ -135,8 +135,8 @@ class Capacity:
             )
 
 
-class Place:
-    """One request's place among the turns in flight. Inside of `with` it is held; once turns began in it, it stays held
+class Admission:
+    """One request's share of the turns in flight. Inside of `with` it is held; once turns began in it, it stays held
     until they have ended.
 
     `session` None: the request has none. `num_turns` is one until the request is known to have several prompts.
@@ -161,7 +161,7 @@ class Place:
         capacity.num_in_flight += 1
 
     def __repr__(self) -> str:
-        return f"<Place of {self.num_turns} turns, begun={self.is_begun}>"
+        return f"<Admission of {self.num_turns} turns, begun={self.is_begun}>"
 
     def __enter__(self) -> Self:
         return self

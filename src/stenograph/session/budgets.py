@@ -40,7 +40,7 @@ def spent_budget(session: Session, run: RequestRun) -> BudgetSpent | None:
 
 def _work(session: Session, run: RequestRun) -> tuple[int, bool]:
     """The number of kept turns of the work once this request is there, and whether its own are."""
-    strands, first = session.strands, run.turn.opening
+    strands, first = session.strands, run.turn.builder
     kinds = strands.kinds(beside_tools=bool(first.context.tools))
     num = 0
     for strand, kind in zip(strands.kept, kinds, strict=True):

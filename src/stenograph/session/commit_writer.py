@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 
 from stenograph.core.errors import StenographError
 from stenograph.core.outcome import SessionOutcome
-from stenograph.session.ledger import LedgerNote
+from stenograph.session.ledger import OpenRow
 from stenograph.session.retries import RequestIdentity, print_of
 from stenograph.session.session import Session
-from stenograph.session.steps import TurnRun
+from stenograph.session.steps import RunningTurn
 from stenograph.session.turn import RequestRun, TurnOutcome
 from stenograph.store.base import SessionStore
 from stenograph.store.codec.commits import encode_commit, encode_outcome
@@ -31,13 +31,13 @@ class StoreWriter:
         *,
         leases: Leases,
         identity: RequestIdentity | None,
-        note: LedgerNote,
+        row: OpenRow,
     ) -> None:
         self._store = store
         self._session = session
         self._leases = leases
         self._identity = identity
-        self._note = note
+        self._row = row
 
     def __repr__(self) -> str:
         return f"<StoreWriter of {self._session!r}>"
@@ -47,7 +47,7 @@ class StoreWriter:
         tail = self._session.tail
         assert tail is not None, "a session is in the store before its turns are"
         future: asyncio.Future[TurnOutcome] = asyncio.get_running_loop().create_future()
-        row, turns = self._note.row(), run.turns
+        row, turns = self._row.so_far(), run.turns
         placed = [self._placed(turn) for turn in turns]
         payload = encode_commit(
             SessionCommit(
@@ -77,8 +77,8 @@ class StoreWriter:
         self._store.append(tail, payload, adds=self._added(turns, placed), at=at, done=done)
         return future
 
-    def _placed(self, turn: TurnRun) -> PlacedTurn:
-        strand = turn.opening.strand
+    def _placed(self, turn: RunningTurn) -> PlacedTurn:
+        strand = turn.builder.strand
         opened = StrandOpened(
             key=strand.key,
             agent_id=strand.agent_id,
@@ -105,11 +105,11 @@ class StoreWriter:
             budget=run.remaining,
         )
 
-    def _added(self, turns: Sequence[TurnRun], placed: Sequence[PlacedTurn]) -> Totals:
+    def _added(self, turns: Sequence[RunningTurn], placed: Sequence[PlacedTurn]) -> Totals:
         """The session's sums after these turns, less those before."""
         added = Totals()
         for turn, one in zip(turns, placed, strict=True):
-            gone = turn.opening.strand.history.replaced_by(turn.attachment)
+            gone = turn.builder.strand.history.replaced_by(turn.attachment)
             opens_one = one.strand is None and self._session.strands.only is None
             added = added.plus(
                 Totals(

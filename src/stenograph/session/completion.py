@@ -14,9 +14,9 @@ from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.types import Grammar, Prompt, RequestId, SamplingParams
 from stenograph.engine.base import Capabilities
 from stenograph.model.tokenizer import Span
-from stenograph.session.opening import Tokenization, json_of, num_kept_of, truncated
+from stenograph.session.prompt_builder import Tokenization, json_of, num_kept_of, truncated
 from stenograph.session.services import TurnServices
-from stenograph.session.steps import TurnRun
+from stenograph.session.steps import RunningTurn
 from stenograph.text.grammar.held import BeforeAnswer
 from stenograph.text.reading import Parser
 from stenograph.text.reply_text import PlainParser
@@ -25,7 +25,7 @@ from stenograph.trajectory.strand import Leases, Strand
 from stenograph.trajectory.turn import PromptContext
 
 
-class CompletionOpening:
+class CompletionPromptBuilder:
     """The continuation of one prompt of a request."""
 
     asked = Asked.COMPLETION
@@ -122,10 +122,10 @@ class CompletionOpening:
 
 def completions(
     request: CompletionRequest, *, leases: Leases, services: TurnServices, capabilities: Capabilities
-) -> list[CompletionOpening]:
-    """The opening of each prompt's turn. A turn takes its lease when its ids are known."""
+) -> list[CompletionPromptBuilder]:
+    """The builder of each prompt. A turn takes its lease when its ids are known."""
     return [
-        CompletionOpening(request, index, leases=leases, services=services, capabilities=capabilities)
+        CompletionPromptBuilder(request, index, leases=leases, services=services, capabilities=capabilities)
         for index in range(len(request.prompts))
     ]
 
@@ -133,22 +133,22 @@ def completions(
 class SideBySide:
     """The steps of several turns: each is taken of all at once, before the next."""
 
-    def __init__(self, turns: Sequence[TurnRun]) -> None:
+    def __init__(self, turns: Sequence[RunningTurn]) -> None:
         self._turns = turns
 
     def __repr__(self) -> str:
         return f"<SideBySide {len(self._turns)} turns>"
 
     async def position(self) -> None:
-        await self._each(TurnRun.position)
+        await self._each(RunningTurn.position)
 
     async def render(self) -> None:
-        await self._each(TurnRun.render)
+        await self._each(RunningTurn.render)
 
     async def sample(self) -> None:
-        await self._each(TurnRun.sample)
+        await self._each(RunningTurn.sample)
 
-    async def _each(self, step: Callable[[TurnRun], Coroutine[None, None, None]]) -> None:
+    async def _each(self, step: Callable[[RunningTurn], Coroutine[None, None, None]]) -> None:
         """Take a step. The first failure of a turn stops the others, and its error is raised."""
         failed: list[Exception] = []
         try:

@@ -10,7 +10,7 @@ from stenograph.core.chat import ChatRequest
 from stenograph.core.errors import HistoryMismatch, TruncatedGeneration
 from stenograph.session.admission import Caller
 from stenograph.session.manager import SessionManager
-from stenograph.session.opening import ChatOpening
+from stenograph.session.prompt_builder import ChatPromptBuilder
 from stenograph.session.services import TurnServices
 from stenograph.session.session import Session
 from stenograph.trajectory.strand import Onlooker
@@ -36,17 +36,17 @@ class PromptCounter:
         ruled = self._manager.as_sent(request, session, agent_id)
         assert isinstance(ruled, ChatRequest), "a chat is sent as a chat"
         if session is not None:
-            opening = self._opening(ruled, session, agent_id)
+            builder = self._builder(ruled, session, agent_id)
             with suppress(HistoryMismatch, TruncatedGeneration):
-                attachment = await opening.position()
+                attachment = await builder.position()
                 if not attachment.adds_nothing:
-                    return (await opening.render(attachment)).num_tokens
-        opening = self._opening(ruled, None, agent_id)
-        return (await opening.render(await opening.position())).num_tokens
+                    return (await builder.render(attachment)).num_tokens
+        builder = self._builder(ruled, None, agent_id)
+        return (await builder.render(await builder.position())).num_tokens
 
-    def _opening(self, request: ChatRequest, session: Session | None, agent_id: str) -> ChatOpening:
+    def _builder(self, request: ChatRequest, session: Session | None, agent_id: str) -> ChatPromptBuilder:
         services, strands = self._services, None if session is None else session.strands
-        return ChatOpening(
+        return ChatPromptBuilder(
             request,
             leases=Onlooker(strands, agent_id=agent_id),
             services=services,

@@ -15,13 +15,13 @@ from stenograph.core.outcome import NO_VERDICT, TokenFate
 from stenograph.core.telemetry import SessionEnd, SessionReport, TurnEnd, TurnReport
 from stenograph.core.types import FinishReason
 from stenograph.session.session import Session
-from stenograph.session.steps import TurnRun
+from stenograph.session.steps import RunningTurn
 from stenograph.session.turn import TurnOutcome
 
 log = logging.getLogger(__name__)
 
 
-def turn_report(turn: TurnRun, index: int, task: "asyncio.Task[TurnOutcome]", group: str | None) -> TurnReport:
+def turn_report(turn: RunningTurn, index: int, task: "asyncio.Task[TurnOutcome]", group: str | None) -> TurnReport:
     """The report of a turn, the one of this index in a request with an ended task. `group` is its session's."""
     meter = turn.meter
     report = partial(
@@ -60,7 +60,7 @@ def turn_report(turn: TurnRun, index: int, task: "asyncio.Task[TurnOutcome]", gr
 
 
 def log_turn_end(
-    turn: TurnRun, report: TurnReport, *, session: Session | None, client: str, error: BaseException | None
+    turn: RunningTurn, report: TurnReport, *, session: Session | None, client: str, error: BaseException | None
 ) -> None:
     """Log an ended turn. `client` is the client's name for itself, `error` the error it failed with."""
     level = logging.INFO
@@ -92,7 +92,7 @@ def log_turn_end(
     log.handle(logging.LogRecord(log.name, level, "", 0, line, None, about))
 
 
-def log_discarded(session: Session, turns: Sequence[TurnRun]) -> None:
+def log_discarded(session: Session, turns: Sequence[RunningTurn]) -> None:
     """Name each turn taken out of its session by a request's commit: no sampled token goes silently."""
     for turn in turns:
         for gone in turn.discarded:

@@ -1,6 +1,6 @@
 """The ledger of a session: every request naming it, in order, whatever its outcome.
 
-Owns the rows, and `LedgerNote` to end one. Knows neither the contents of a request nor how a row is written for a
+Owns the rows, and `OpenRow` to end one. Knows neither the contents of a request nor how a row is written for a
 client; `RequestLedger` is pure, its caller has the time. A row takes 54 bytes, and 2 for each overlap and each rewrite;
 texts are kept once. The first 10,000 requests have rows, later ones are counted.
 """
@@ -89,10 +89,10 @@ class RequestLedger:
         """Number of requests with a row."""
         return len(self._packed) // _ROW_BYTES
 
-    def note(self, clock: Clock, *, path: str, dialect: str, client: str) -> "LedgerNote":
-        """`begin` now, as a note that ends itself."""
+    def open_row(self, clock: Clock, *, path: str, dialect: str, client: str) -> "OpenRow":
+        """`begin` now, as a row that ends itself."""
         number = self.begin(received_s=clock.wall(), path=path, dialect=dialect, client=client)
-        return LedgerNote(ledger=self, number=number, clock=clock)
+        return OpenRow(ledger=self, number=number, clock=clock)
 
     def begin(self, *, received_s: float, path: str, dialect: str, client: str) -> int:
         """Note the arrival of a request; it overlaps with all running ones. Returns its number, from 1."""
@@ -235,7 +235,7 @@ class RequestLedger:
         return texts.setdefault(kept if len(texts) < MAX_CLIENT_TEXTS else OTHER_TEXT, len(texts))
 
 
-class LedgerNote(Struct, eq=False, kw_only=True):
+class OpenRow(Struct, eq=False, kw_only=True):
     """One request's row while it is served. It ends once: by an answer, an error, or a disconnect of its client.
 
     `is_open`: it has not ended.
@@ -247,9 +247,9 @@ class LedgerNote(Struct, eq=False, kw_only=True):
     is_open: bool = True
 
     def __repr__(self) -> str:
-        return f"<LedgerNote {self.number}>"
+        return f"<OpenRow {self.number}>"
 
-    def row(self) -> LedgerRow | None:
+    def so_far(self) -> LedgerRow | None:
         """The row as it is now; None if the request has none."""
         rows = self.ledger.rows(1, self.number - 1) if self.is_open else []
         return rows[0] if rows and rows[0].number == self.number else None
@@ -302,5 +302,5 @@ class LedgerNote(Struct, eq=False, kw_only=True):
             self.ledger.end(self.number, ended_s=self.clock.wall())
 
 
-NO_NOTE = LedgerNote(ledger=RequestLedger(), number=0, clock=SystemClock(), is_open=False)
-"""The note of a request without a session."""
+NO_ROW = OpenRow(ledger=RequestLedger(), number=0, clock=SystemClock(), is_open=False)
+"""The row of a request without a session."""

@@ -1,8 +1,8 @@
 """The turns of all sessions: how each begins and ends, and how a session or the process ends with them.
 
-Owns every turn task; sessions.py decides which sessions exist. For a turn, a handler asks `admit` for a place, decodes
-the request in it, calls `begin`, gets a `Watch`, and leaves it when its client leaves; it never runs a turn. All state
-changes are synchronous.
+Owns every turn task; sessions.py decides which sessions exist. For a turn, a handler calls `admit`, decodes the request
+under its admission, calls `begin`, gets a `Watch`, and leaves it when its client leaves; it never runs a turn. All
+state changes are synchronous.
 """
 
 import asyncio
@@ -22,19 +22,19 @@ from stenograph.core.stated_options import NO_BUDGETS
 from stenograph.core.telemetry import NoTelemetry, SessionEnd, Telemetry, TurnEnd, TurnReport
 from stenograph.core.types import RequestId, SessionId
 from stenograph.core.weights import CacheSalt
-from stenograph.session.admission import Caller, Capacity, Limits, Place
+from stenograph.session.admission import Admission, Caller, Capacity, Limits
 from stenograph.session.budgets import spent_budget
 from stenograph.session.commit_writer import StoreWriter
 from stenograph.session.completion import SideBySide, completions
 from stenograph.session.journal import log_discarded, log_turn_end, turn_report
 from stenograph.session.kept import StoredReply
 from stenograph.session.kinds import Sighting
-from stenograph.session.opening import ChatOpening, Opening
+from stenograph.session.prompt_builder import ChatPromptBuilder, PromptBuilder
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.services import TurnServices
 from stenograph.session.session import Session
 from stenograph.session.sessions import Sessions
-from stenograph.session.steps import TurnRun
+from stenograph.session.steps import RunningTurn
 from stenograph.session.storage import SessionStorage
 from stenograph.session.turn import RequestRun, TurnOutcome
 from stenograph.session.watch import Delivery, RequestTask, Watch
@@ -105,9 +105,9 @@ class SessionManager:
 
     def admit(
         self, session: Session | None, *, stages: StageTimes, identity: RequestIdentity | None = None
-    ) -> "Place | Watch":
-        """A place for a new request, to be decoded in it; for the repeat of a turn, known by its `identity`, the turn
-        itself.
+    ) -> "Admission | Watch":
+        """The admission of a new request, to be decoded under it; for the repeat of a turn, known by its `identity`,
+        that turn.
 
         `session` None: it is served statelessly, unrecorded. Raises SessionNotFound before IdempotencyMismatch before
         SessionBusy of a linear session before Draining and LimitExceeded; nothing is held then.
@@ -118,41 +118,41 @@ class SessionManager:
             if identity is not None and may_repeat and (repeated := self._repeated(session, identity)) is not None:
                 if not isinstance(repeated, StoredReply):
                     return repeated
-                place = Place(self._capacity, session, identity, stages)
-                place.repeats = repeated
-                return place
+                admission = Admission(self._capacity, session, identity, stages)
+                admission.repeats = repeated
+                return admission
             session.check_open()
         capacity, most = self._capacity, self._capacity.limits.max_held_tokens
         if capacity.evicts and (num_held := capacity.num_held_tokens + capacity.elsewhere.num_held_tokens) >= most:
             self.sessions.evict(0, 1 + num_held - most)
         capacity.check(1)
         stages.admit = self._clock.monotonic()
-        return Place(capacity, session, identity, stages)
+        return Admission(capacity, session, identity, stages)
 
-    def begin(self, place: Place, decoded: tuple[TurnRequest, bytes], caller: Caller = NOBODY) -> Watch:
-        """Run the turns of a request in its place. `decoded` is the request, and as JSON the part kept in the record;
+    def begin(self, admission: Admission, decoded: tuple[TurnRequest, bytes], caller: Caller = NOBODY) -> Watch:
+        """Run the turns of an admitted request. `decoded` is the request, and as JSON the part kept in the record;
         `caller` is its sender.
 
         Raises as `admit` if anything changed since, InvalidRequest and LimitExceeded for prompts it cannot have,
-        SessionBusy of a strand, and BudgetSpent where the session is set to raise it; nothing but the place is held
-        then. The leases and the place are given back when the task ends, however it ends. If it repeats a request that
-        came while it was decoded, it watches that one.
+        SessionBusy of a strand, and BudgetSpent where the session is set to raise it; nothing but the admission is held
+        then. The leases and the admission are given back when the task ends, however it ends. If it repeats a request
+        that came while it was decoded, it watches that one.
         """
-        session, stages = place.session, place.stages
-        if place.repeats is not None:
-            return place.repeats.watch(decoded[0], self._services.engine.capabilities)
-        if session is not None and (session.is_closing or session.num_started != place.num_started):
-            if place.identity is not None and (repeated := self._repeated(session, place.identity)) is not None:
+        session, stages = admission.session, admission.stages
+        if admission.repeats is not None:
+            return admission.repeats.watch(decoded[0], self._services.engine.capabilities)
+        if session is not None and (session.is_closing or session.num_started != admission.num_started):
+            if admission.identity is not None and (repeated := self._repeated(session, admission.identity)) is not None:
                 assert not isinstance(repeated, StoredReply), "none comes while a request is decoded"
                 return repeated
             session.check_open()
         request, request_json = decoded
-        place.fit(request)
+        admission.fit(request)
         stages.decode = self._clock.monotonic()
         leases = self._leases(session, request, caller)
         try:
             sent = self.as_sent(request, session, leases.agent_id)
-            run = self._request_run(place, leases, caller, sent, request_json)
+            run = self._request_run(admission, leases, caller, sent, request_json)
             spent = leases.spent
             if spent is None and session is not None and session.is_limited:
                 spent = spent_budget(session, run)
@@ -167,15 +167,15 @@ class SessionManager:
             run=run,
             request_id=run.request_id,
             task=task,
-            identity=place.identity,
+            identity=admission.identity,
             delivery=Delivery(partial(self._delivered, all_stages, session, run.request_id)),
         )
         self._turns.add(turn)
-        place.is_begun = True
+        admission.is_begun = True
         if session is not None:
             session.began(turn)
         # A coroutine that is cancelled before its first step runs no `finally`; a task's callback always runs.
-        task.add_done_callback(partial(self._ended, turn, place, caller))
+        task.add_done_callback(partial(self._ended, turn, admission, caller))
         return turn.watch()
 
     async def delete(self, session_id: str) -> None:
@@ -236,12 +236,12 @@ class SessionManager:
             why = "The turn was stopped because the server is shutting down; nothing of it was kept."
             turn.abandon(Draining(why, retry_after_s=5.0))
 
-    def _writer(self, place: Place, leases: Leases, caller: Caller) -> StoreWriter | None:
+    def _writer(self, admission: Admission, leases: Leases, caller: Caller) -> StoreWriter | None:
         """The way of a request's turns to the store; None if they do not go there."""
         storage = self.sessions.storage
-        if storage is None or place.session is None or place.session.tail is None:
+        if storage is None or admission.session is None or admission.session.tail is None:
             return None
-        return StoreWriter(storage.store, place.session, leases=leases, identity=place.identity, note=caller.note)
+        return StoreWriter(storage.store, admission.session, leases=leases, identity=admission.identity, row=caller.row)
 
     def _repeated(self, session: Session, identity: RequestIdentity) -> Watch | StoredReply | None:
         """The turn of the session repeated by this request. Raises IdempotencyMismatch."""
@@ -261,13 +261,13 @@ class SessionManager:
                     turn.abandon(why)
 
     def _leases(self, session: Session | None, request: TurnRequest, caller: Caller) -> Leases:
-        """The request's places, not taken yet, with the rules' label of it."""
+        """The request's leases, none taken yet, with the rules' label of it."""
         if session is None:
             return Leases(None)
         rules = self._services.kind_rules
         label = rules.label(Sighting(headers=caller.headers, path=caller.path, request=request))
         if label.kind is not None:
-            caller.note.labelled(label)
+            caller.row.labelled(label)
         return Leases(
             session.strands,
             agent_id=rules.agent_id(caller.headers) if caller.headers else "",
@@ -291,9 +291,9 @@ class SessionManager:
         if of_session or thought or self._services.template_kwargs:
             kwargs = {**self._services.template_kwargs, **of_session, **thought, **request.template_kwargs}
             request = replace(request, template_kwargs=kwargs)
-        unshown, rules = renderer.unshown_late, self._services if session is None else session.options
-        if unshown or request.system_blocks is not None:  # else there is nothing to rewrite
-            request = rewritten(request, rules.canonical.drops, unshown)
+        hidden, rules = renderer.hidden_late, self._services if session is None else session.options
+        if hidden or request.system_blocks is not None:  # else there is nothing to rewrite
+            request = rewritten(request, rules.canonical.drops, hidden)
         if session is not None and session.strands.pins is not None:
             request = session.strands.pinned(session.strands.pins, request, agent_id)
         return request
@@ -308,14 +308,16 @@ class SessionManager:
         if session is not None:
             session.release_delivered(request_id)
 
-    def _ended(self, turn: RequestTask, place: Place, caller: Caller, task: "asyncio.Task[TurnOutcome]") -> None:
+    def _ended(
+        self, turn: RequestTask, admission: Admission, caller: Caller, task: "asyncio.Task[TurnOutcome]"
+    ) -> None:
         """End a request whose task is done: give back its holdings, and report."""
-        run, session = turn.run, place.session
+        run, session = turn.run, admission.session
         for waiter in turn.waiters:
             if not waiter.done():
                 waiter.set_result(None)
         self._turns.discard(turn)
-        place.give_back()
+        admission.give_back()
         reports: list[TurnReport] = []
         for index, one in enumerate(run.turns):
             one.buffer.close()
@@ -336,32 +338,34 @@ class SessionManager:
             caller.trace.ended(run, reports, None if session is None else session.id, error)
 
     def _request_run(
-        self, place: Place, leases: Leases, caller: Caller, request: TurnRequest, request_json: bytes
+        self, admission: Admission, leases: Leases, caller: Caller, request: TurnRequest, request_json: bytes
     ) -> RequestRun:
         """A request under the options of its session. A chat takes its lease. Raises SessionBusy."""
-        session, stages, services = place.session, place.stages, self._services
+        session, stages, services = admission.session, admission.stages, self._services
         capabilities = services.engine.capabilities
-        opened: Sequence[Opening]
+        builders: Sequence[PromptBuilder]
         if isinstance(request, ChatRequest):
             opened_at = session.created_at if session is not None else services.clock.wall()
-            opened = [
-                ChatOpening(request, leases=leases, services=services, capabilities=capabilities, opened_at=opened_at)
+            builders = [
+                ChatPromptBuilder(
+                    request, leases=leases, services=services, capabilities=capabilities, opened_at=opened_at
+                )
             ]
         else:
-            opened = completions(request, leases=leases, services=services, capabilities=capabilities)
+            builders = completions(request, leases=leases, services=services, capabilities=capabilities)
         salt = session.options.cache_salt if session else CacheSalt.at(services.cache_salt, self.weights.version)
-        turns: list[TurnRun] = []
-        reply_id, is_one = "", len(opened) == 1
-        for index, opening in enumerate(opened):
+        turns: list[RunningTurn] = []
+        reply_id, is_one = "", len(builders) == 1
+        for index, builder in enumerate(builders):
             request_id = RequestId(os.urandom(16).hex())
             reply_id = reply_id or request.spelling.id_prefix + request_id
             turns.append(
-                TurnRun(
+                RunningTurn(
                     request_id=request_id,
                     reply_id=reply_id if is_one else f"{reply_id}-{index}",
                     request=request,
                     request_json=request_json,
-                    opening=opening,
+                    builder=builder,
                     leases=leases,
                     affinity_key=session.id if session is not None else None,
                     stages=stages if is_one else replace(stages),
@@ -381,5 +385,5 @@ class SessionManager:
             may_commit=session is not None,
             budgets=NO_BUDGETS if session is None else session.options.stated,
             services=services,
-            writer=self._writer(place, leases, caller),
+            writer=self._writer(admission, leases, caller),
         )

@@ -113,8 +113,8 @@ class _Replayed:
         self.ledger += [_ended(row, commit, made) for row in commit.ledger]
 
 
-def read_opening(stored_opening: StoredSession) -> SessionOpened:
-    """A session's opening, held to its digest. Raises SessionDamaged."""
+def read_opened(stored_opening: StoredSession) -> SessionOpened:
+    """The first row of a session, held to its digest. Raises SessionDamaged."""
     return _opened(stored_opening, checked_payloads(replace(stored_opening, rows=stored_opening.rows[:1]))[0])
 
 

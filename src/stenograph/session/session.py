@@ -74,7 +74,7 @@ class Session:
         self._last_chat = now
         self.num_started = 0
         """Requests begun on it."""
-        self._looked_at: set[int] = set()
+        self._drift_seen: set[int] = set()
         self.opened_by: RequestMark | None = None
         """The opening request; None if it had no key."""
         self.tail: Tail | None = None
@@ -145,8 +145,8 @@ class Session:
         """Begin to be deleted: every turn is refused from now on. Running ones keep their leases until they end, and
         commit nothing."""
         self.is_closing = True
-        for turn in self._running.values():
-            turn.run.may_commit = False
+        for request in self._running.values():
+            request.run.may_commit = False
 
     def note_trained(self, num_by_node: Mapping[int, int]) -> None:
         """Samples were given out. They train so many sampled tokens of each of these turns, its first ones."""
@@ -176,10 +176,10 @@ class Session:
         self.on_closed()
         self._kept.clear()
 
-    def is_first_look(self, leaf_id: int) -> bool:
+    def is_first_drift(self, leaf_id: int) -> bool:
         """Whether the drift of the line down to this node is looked at for the first time."""
-        is_first = leaf_id not in self._looked_at
-        self._looked_at.add(leaf_id)
+        is_first = leaf_id not in self._drift_seen
+        self._drift_seen.add(leaf_id)
         return is_first
 
     @property
@@ -199,12 +199,12 @@ class Session:
         that wants another reply. If it has asked for another, with or without success, a retry without a key is not of
         the turn before. Raises IdempotencyMismatch.
         """
-        for turn in self._running.values():
-            known = turn.identity
-            if known is None or turn.is_abandoned or not known.is_repeated_by(identity):
+        for request in self._running.values():
+            known = request.identity
+            if known is None or request.is_abandoned or not known.is_repeated_by(identity):
                 continue
-            if not turn.is_superseded or identity.key is not None:
-                return turn
+            if not request.is_superseded or identity.key is not None:
+                return request
         for kept in self._kept.values():
             reply = kept.reply
             if not reply.identity.is_repeated_by(identity):
@@ -213,36 +213,36 @@ class Session:
                 return reply
         return None
 
-    def began(self, turn: RequestTask) -> None:
+    def began(self, request: RequestTask) -> None:
         """A turn runs. A retry by its body alone is of this one from now on, and of no earlier one with that body."""
-        if (identity := turn.identity) is not None:
+        if (identity := request.identity) is not None:
             for before in self._running.values():
                 before.is_superseded |= before.identity is not None and before.identity.is_like(identity)
             for kept in self._kept.values():
                 kept.is_superseded |= kept.reply.identity.is_like(identity)
         self.num_started += 1
-        turn.order = self.num_started
-        self._running[turn.request_id] = turn
+        request.order = self.num_started
+        self._running[request.request_id] = request
 
-    def ended(self, turn: RequestTask, *, now: float, committed: bool) -> None:
+    def ended(self, request: RequestTask, *, now: float, committed: bool) -> None:
         """A turn is over. A committed one is kept, and drops those of its strand already committed when it began."""
-        del self._running[turn.request_id]
+        del self._running[request.request_id]
         self._last_chat = now
         if not committed:
             return
-        run, reply = turn.run, None
-        if turn.identity is not None:  # else no other request can be known to repeat it
+        run, reply = request.run, None
+        if request.identity is not None:  # else no other request can be known to repeat it
             reply = KeptReply(
-                request_id=turn.request_id,
-                identity=turn.identity,
+                request_id=request.request_id,
+                identity=request.identity,
                 options=run.request.reply,
                 spelling=run.request.spelling,
-                outcome=turn.task.result(),
+                outcome=request.task.result(),
                 budget=run.remaining,
-                delivery=turn.delivery,
+                delivery=request.delivery,
             )
-        self._keep(reply, run.leases.taken, turn.order, self.num_started, is_superseded=turn.is_superseded)
-        self.release_delivered(turn.request_id)
+        self._keep(reply, run.leases.taken, request.order, self.num_started, is_superseded=request.is_superseded)
+        self.release_delivered(request.request_id)
 
     def _keep(
         self,

@@ -25,7 +25,7 @@ from stenograph.core.types import SessionId
 from stenograph.session.admission import Capacity, Limits
 from stenograph.session.commit_writer import keep_outcome
 from stenograph.session.journal import STOPPED, log_session_end, session_report
-from stenograph.session.looked import LookedSessions
+from stenograph.session.peeked import PeekedSessions
 from stenograph.session.session import Session
 from stenograph.session.storage import FORGOTTEN_TURNS, Listed, ListedSession, SessionStorage
 from stenograph.trajectory.commits import RequestMark, SessionOptions
@@ -64,7 +64,7 @@ class Sessions:
         self._sessions: dict[SessionId, Session] = {}
         self._recent: OrderedDict[SessionId, None] = OrderedDict()
         """Where there is a store, the same sessions: the one idle longest first."""
-        self._looked = LookedSessions(clock)
+        self._peeked = PeekedSessions(clock)
         self.num_forgotten = 0
         """Sessions gone from memory."""
         self.num_evicted = 0
@@ -125,7 +125,7 @@ class Sessions:
         return Session(SessionId(id_), options, created_at=self._clock.wall(), now=self._clock.monotonic())
 
     def _hold(self, session: Session) -> None:
-        self._looked.drop(session.id)
+        self._peeked.drop(session.id)
         self._sessions[session.id] = session
         self.capacity.num_sessions = len(self._sessions)
         if self.storage is not None:
@@ -146,8 +146,8 @@ class Sessions:
             )
 
     def give_way(self) -> None:
-        """Let go of idle sessions whose room another process wants for its own, and of those only looked at."""
-        self._looked.expire()
+        """Let go of idle sessions whose room another process wants for its own, and of those only peeked at."""
+        self._peeked.expire()
         self.evict(self.capacity.num_sessions_lent, self.capacity.num_tokens_lent)
 
     def evict(self, num_sessions: int, num_tokens: int) -> None:
@@ -187,7 +187,7 @@ class Sessions:
         self._count_tokens(session, session.strands.num_tokens)
         return session
 
-    async def look(self, session_id: str) -> Session:
+    async def peek(self, session_id: str) -> Session:
         """A session to be read: the live one, or the store's copy without waking it. Raises as `wake`."""
         if self.storage is None or session_id in self._sessions:
             return self.get(session_id)
@@ -197,7 +197,7 @@ class Sessions:
         """As `look`, for a person going through page after page: the store's copy may be a moment old."""
         if self.storage is None or session_id in self._sessions:
             return self.get(session_id)
-        return await self._looked.read(self.storage, session_id)
+        return await self._peeked.read(self.storage, session_id)
 
     def get(self, session_id: str) -> Session:
         """The live session with the id. Raises SessionNotFound, also for one being deleted or expired."""
@@ -227,7 +227,7 @@ class Sessions:
         await keep_outcome(self.storage.store, session, outcome, at=idle_since)
 
     def note_trained(self, session: Session, num_by_node: Mapping[int, int]) -> None:
-        """Samples of a session were given out, perhaps of one only read to be looked at: as `Session.note_trained`."""
+        """Samples of a session were given out, perhaps of one only peeked at: as `Session.note_trained`."""
         self._sessions.get(session.id, session).note_trained(num_by_node)
         if self.storage is not None:
             self.storage.note_trained(session.id, num_by_node)
@@ -317,9 +317,9 @@ class Sessions:
     async def remove(self, session_id: str, end: SessionEnd) -> None:
         """Delete a session found in the store alone. Raises SessionNotFound or StorageUnavailable."""
         assert self.storage is not None, "there is a store"
-        self._looked.drop(session_id)
+        self._peeked.drop(session_id)
         session = await self.storage.remove(session_id)
-        self._looked.drop(session_id)  # it may have been read before it was gone
+        self._peeked.drop(session_id)  # it may have been read before it was gone
         if session is None:  # damaged: nobody knows what it had
             self._telemetry.session_ended(SessionReport(end=end))
         else:

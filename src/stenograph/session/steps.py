@@ -34,7 +34,7 @@ from stenograph.core.weights import FOLLOWING, CacheSalt
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.validate import TurnCollector
 from stenograph.offload.memory import untrack
-from stenograph.session.opening import Opening
+from stenograph.session.prompt_builder import PromptBuilder
 from stenograph.session.reply_buffer import READ_AT_ONCE, ReplyBuffer, TurnMeter, parts_of
 from stenograph.session.services import TurnServices
 from stenograph.session.settings import OverBudget
@@ -46,7 +46,7 @@ from stenograph.trajectory.strand import Leases
 from stenograph.trajectory.turn import STATUS_OF, CommittedTurn, Node
 
 
-class TurnRun:
+class RunningTurn:
     """One turn: a prompt, its generation and its reply. `prompt` and `reply_id` are settled before the first piece is
     there."""
 
@@ -57,7 +57,7 @@ class TurnRun:
         reply_id: str,
         request: TurnRequest,
         request_json: bytes,
-        opening: Opening,
+        builder: PromptBuilder,
         leases: Leases,
         affinity_key: str | None,
         stages: StageTimes,
@@ -74,7 +74,7 @@ class TurnRun:
         self.meter = TurnMeter(started=stages.start)
         self._request = request
         self._request_json = request_json
-        self.opening = opening
+        self.builder = builder
         """Finds where it attaches: its strand is there, once it is positioned."""
         self.kind = leases.label.kind
         """The kind of its request by the rules; None if none holds."""
@@ -113,7 +113,7 @@ class TurnRun:
         """The turns taken out of the history by its commit."""
 
     def __repr__(self) -> str:
-        return f"<TurnRun {self.request_id}>"
+        return f"<RunningTurn {self.request_id}>"
 
     @property
     def num_new_tokens(self) -> int:
@@ -128,14 +128,14 @@ class TurnRun:
 
     async def position(self) -> None:
         """Find where the turn attaches. Changes nothing of the session. Raises CallerError."""
-        self.attachment = await self.opening.position()
+        self.attachment = await self.builder.position()
 
     async def render(self) -> None:
         """Make the ids of its prompt. Raises CallerError or TokenizationFailed."""
-        prompt = await self.opening.render(self.attachment)
-        if self.opening.tool_choice.forces:
-            self._forced = await self.opening.forced_grammar(prompt)
-        tokenization, now = self.opening.tokenization, self._services.clock.monotonic()
+        prompt = await self.builder.render(self.attachment)
+        if self.builder.tool_choice.forces:
+            self._forced = await self.builder.forced_grammar(prompt)
+        tokenization, now = self.builder.tokenization, self._services.clock.monotonic()
         if tokenization is None or tokenization.began_at is None:
             self.stages.render = now
         else:
@@ -149,13 +149,13 @@ class TurnRun:
         limit = capabilities.max_context_tokens
         context_tokens = None if limit is None else limit - prompt.num_tokens
         left = Remaining(context_tokens=context_tokens, session_tokens=session_tokens)
-        num = max_tokens(request, prompt, left, self._services.over_budget, part=self.opening.prompt_blame)
+        num = max_tokens(request, prompt, left, self._services.over_budget, part=self.builder.prompt_blame)
         grammar = asked = request.params.grammar
         if asked is not None or self._forced is not None:
             grammar = held_grammar(
                 asked,
                 self._forced,
-                None if asked is None else self.opening.before_answer(prompt),
+                None if asked is None else self.builder.before_answer(prompt),
                 Holder(engine=capabilities.engine, kinds=capabilities.grammars, parses=capabilities.parses),
             )
         num_least = request.params.min_tokens if num is None else min(request.params.min_tokens, num)
@@ -180,8 +180,8 @@ class TurnRun:
         """
         services, params, request, prompt = self._services, self.params, self._request, self.prompt
         capabilities, weights = self.capabilities, self._services.weights
-        tools = self.opening.context.tools if capabilities.parses else ()
-        is_held = bool(tools) and is_held_by_engine(tools, self.opening.tool_choice)
+        tools = self.builder.context.tools if capabilities.parses else ()
+        is_held = bool(tools) and is_held_by_engine(tools, self.builder.tool_choice)
         self.policy, num_changes = capabilities.policy or capabilities.model, weights.num_changes
         salt = None if weights.version is None else self._cache_salt.of(weights.version, capabilities.salt_policies)
         collector = TurnCollector(
@@ -211,7 +211,7 @@ class TurnRun:
                     taken = collector.add(chunk)
                     written = taken.reply or taken.written
                     if written is None:
-                        parser = parser or self.opening.parser(params, self.request_id, prompt)
+                        parser = parser or self.builder.parser(params, self.request_id, prompt)
                         await self._read(parser, taken)
                     else:
                         self._written = taken.reply
@@ -220,7 +220,7 @@ class TurnRun:
                         if request.reply.stream:  # else nobody reads it in pieces
                             self.buffer.push(written.delta, taken)
         except ContextLengthExceeded as error:
-            raise error.of(self.opening.prompt_blame) from error  # an engine does not know which of several it is
+            raise error.of(self.builder.prompt_blame) from error  # an engine does not know which of several it is
         except InvalidRequest as error:
             if error.blame is None and params.grammar is not None:  # the engine does not know where it came from
                 error.blame = Blame(RequestPart.TOOLS if request.params.grammar is None else RequestPart.GRAMMAR)
@@ -274,7 +274,7 @@ class TurnRun:
         assert sampled is not None, "a turn is sampled before it is committed"
         self.stages.commit = self._services.clock.monotonic()
         if is_kept:
-            turn, strand = self.made(), self.opening.strand
+            turn, strand = self.made(), self.builder.strand
             assert self._leases.strands is not None, "a turn without a session is not kept"
             request = self._request if isinstance(self._request, ChatRequest) else None
             node, replaced = self._leases.strands.commit(strand, attachment, turn, prompt, self._leases.label, request)
@@ -309,9 +309,9 @@ class TurnRun:
         """The turn as it is kept, settled the first time: a store has it before its session."""
         if self._made is not None:
             return self._made
-        opening, prompt, attachment, sampled = self.opening, self.prompt, self.attachment, self.sampled
+        builder, prompt, attachment, sampled = self.builder, self.prompt, self.attachment, self.sampled
         assert sampled is not None, "a turn is sampled before it is made"
-        params, tool_choice, request_json = self.params, opening.tool_choice, self._request_json
+        params, tool_choice, request_json = self.params, builder.tool_choice, self._request_json
         if attachment.parent is not None:
             before = attachment.parent.turn
             # One object for all turns that have an equal one, as most turns of a session do.
@@ -327,13 +327,13 @@ class TurnRun:
             messages=attachment.new_messages,
             reply=self._parsed,
             params=params,
-            asked=opening.asked,
+            asked=builder.asked,
             tool_choice=tool_choice,
-            parallel_tool_calls=opening.parallel_tool_calls,
+            parallel_tool_calls=builder.parallel_tool_calls,
             reply_id=self.reply_id,
-            context=opening.context,
+            context=builder.context,
             request_json=request_json,
-            rewrites=opening.rewrites,
+            rewrites=builder.rewrites,
             policy=self.policy,
             requested_at=self._requested_at,
             committed_at=self._services.clock.wall(),

@@ -16,7 +16,7 @@ from stenograph.core.errors import SessionDamaged, SessionNotFound
 from stenograph.core.outcome import SessionOutcome
 from stenograph.core.types import SessionId
 from stenograph.offload.pool import CpuPool
-from stenograph.session.restored import read_opening, restored_session
+from stenograph.session.restored import read_opened, restored_session
 from stenograph.session.session import Session
 from stenograph.store.base import SessionStore, StoredSession, StoredSummary, damaged_at
 from stenograph.store.codec.commits import decode_outcome, encode_opened
@@ -31,7 +31,7 @@ FORGOTTEN_TURNS = 10_000
 """Sessions are forgotten in one event-loop iteration until they had so many turns: each takes about a microsecond."""
 
 READ_AT_ONCE_BYTES = 64 * 1024
-"""Sessions of a list are read in one event-loop iteration until their openings, with all metadata, have this size."""
+"""Sessions of a list are read in one event-loop iteration until their first rows, with all metadata, have this size."""
 
 LISTED_BYTES = 1024
 """The approximate cost of reading one beside its metadata."""
@@ -253,7 +253,7 @@ class SessionStorage:
 def listed_session(summary: StoredSummary) -> ListedSession:
     """A session of a list. Raises SessionDamaged."""
     row = StoredSession(session_id=summary.session_id, number=summary.number, at=summary.at, rows=[summary.opened])
-    opened, written = read_opening(row), summary.outcome
+    opened, written = read_opened(row), summary.outcome
     try:
         outcome = None if written is None else decode_outcome(row_payload(written.body, OUTCOME))
         return ListedSession(opened=opened, totals=Totals.of(summary.last_head), outcome=outcome)

@@ -3,7 +3,7 @@
 | step | | who |
 |---|---|---|
 | 1 receive | socket → bytes | http/turn_route.py |
-| 2 admit | session → a place among the turns in flight | admission.py |
+| 2 admit | session → its admission, or the turn that it repeats | admission.py |
 | 3 decode | bytes → request, and its strand's lease | dialects/, manager.py |
 | 4 to 9 | position, render, sample, validate, parse, commit | `RequestRun.run`, here |
 | 10 reply | outcome → bytes, to its watchers (watch.py) | dialects/, http/turn_route.py |
@@ -39,7 +39,7 @@ from stenograph.core.sampling_rules import blame_session
 from stenograph.core.stated_options import Budgets, OverLimit
 from stenograph.session.completion import SideBySide
 from stenograph.session.services import TurnServices
-from stenograph.session.steps import TurnRun
+from stenograph.session.steps import RunningTurn
 from stenograph.session.weights import PAUSED_RETRY_S
 from stenograph.trajectory.strand import Leases
 
@@ -90,9 +90,9 @@ class RequestRun:
 
     def __init__(
         self,
-        turns: Sequence[TurnRun],
+        turns: Sequence[RunningTurn],
         *,
-        steps: TurnRun | SideBySide,
+        steps: RunningTurn | SideBySide,
         request: TurnRequest,
         leases: Leases,
         may_commit: bool,
@@ -171,7 +171,7 @@ class RequestRun:
         """The outcome of a request ending with a reply of its strand: without a message, if that is the last reply and
         the request takes it. Raises NothingToAnswer."""
         turn = self.turn
-        parent, strand = turn.attachment.parent, turn.opening.strand
+        parent, strand = turn.attachment.parent, turn.builder.strand
         assert parent is not None, "nothing is added to a line that is there"
         takes_echo = isinstance(self.request, ChatRequest) and self.request.takes_echo
         if not takes_echo or parent is not strand.history.latest:
@@ -194,7 +194,7 @@ class RequestRun:
         """Settle how much may be sampled. Each turn gets the same share of the session's remaining tokens."""
         session, most = None, self._budgets.max_total_tokens
         if most is not None:
-            num_before = self.leases.num_tokens_before([(turn.opening.strand, turn.attachment) for turn in self.turns])
+            num_before = self.leases.num_tokens_before([(turn.builder.strand, turn.attachment) for turn in self.turns])
             session = most - num_before - sum(turn.num_new_tokens for turn in self.turns)
         share = None if session is None else session // len(self.turns)
         left = [turn.grant(share) for turn in self.turns]
@@ -235,7 +235,7 @@ class RequestRun:
                 context_tokens=None if limit is None else limit - longest,
                 session_tokens=None if session is None else session - num_sampled,
             ),
-            strand=first.opening.strand.number,
+            strand=first.builder.strand.number,
             node=first.node_id,
             rewrites=first.rewrites,
         )

@@ -70,7 +70,7 @@ class Renderer:
         self._frames = FrameCache(tokenizer, self.writer)
         self._roles = self.family.roles or frozenset()
         self._early_roles = self.family.early_roles or frozenset()
-        self.unshown_late = frozenset({Role.SYSTEM, Role.DEVELOPER}) - (self.family.late_roles or frozenset())
+        self.hidden_late = frozenset({Role.SYSTEM, Role.DEVELOPER}) - (self.family.late_roles or frozenset())
         """Roles whose messages the template does not write where they stand, once the conversation has begun."""
         self._reply_stops = frozenset(tokenizer.added_tokens[token] for token in self.family.reply_stops)
         self._opening_stops = frozenset(tokenizer.added_tokens[token] for token in self.family.opening_stops)

@@ -59,16 +59,16 @@ class Canonical:
     pins: tuple[PinRule, ...] = ()
 
 
-def rewritten(request: ChatRequest, drops: Sequence[DropRule], unshown: Set[Role]) -> ChatRequest:
-    """The request without the blocks dropped by a rule, and with late messages of `unshown` roles as reminders.
+def rewritten(request: ChatRequest, drops: Sequence[DropRule], hidden: Set[Role]) -> ChatRequest:
+    """The request without the blocks dropped by a rule, and with late messages of `hidden` roles as reminders.
 
-    Changes nothing of one without blocks where no role is unshown.
+    Changes nothing of one without blocks where no role is hidden.
     """
     if request.known is not None and request.known.gaps:
         request = replace(request, gaps=request.known.gaps)
     if request.system_blocks is not None and drops:
         request = _without_dropped(request, request.system_blocks, drops)
-    return with_reminders(request, unshown) if unshown else request
+    return with_reminders(request, hidden) if hidden else request
 
 
 def _without_dropped(request: ChatRequest, blocks: SystemBlocks, drops: Sequence[DropRule]) -> ChatRequest:

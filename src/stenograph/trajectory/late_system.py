@@ -23,8 +23,8 @@ _BETWEEN = "\n\n"
 _role = attrgetter("role")
 
 
-def with_reminders(request: ChatRequest, unshown: Set[Role]) -> ChatRequest:
-    """The request with each late message of the `unshown` roles as a reminder in another message.
+def with_reminders(request: ChatRequest, hidden: Set[Role]) -> ChatRequest:
+    """The request with each late message of the `hidden` roles as a reminder in another message.
 
     A message is late after any message but a system's or a developer's. The reminder is appended to the user's message
     or the tool's result right before it. After a reply it goes in front of the next message if this is a user's, or
@@ -36,11 +36,11 @@ def with_reminders(request: ChatRequest, unshown: Set[Role]) -> ChatRequest:
     if start == 0 or messages[start - 1].role in _INSTRUCTING:
         begun = (i for i, message in enumerate(messages) if message.role not in _INSTRUCTING)
         start = max(start, next(begun, len(messages)))
-    if unshown.isdisjoint(map(_role, messages[start:])):
+    if hidden.isdisjoint(map(_role, messages[start:])):
         return request
     reading = _Conversation(request, start=start)
     for message in messages[start:]:
-        reading.read(message, is_late=message.role in unshown)
+        reading.read(message, is_late=message.role in hidden)
     return reading.request()
 
 

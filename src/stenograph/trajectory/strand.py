@@ -100,8 +100,8 @@ class Strands:
         self._latest: list[Strand] = []
         self._has_compaction = False
         self._kept: list[Strand] = []
-        self._opening: set[Strand] = set()
-        """Those without a turn where a request has a place."""
+        self._unkept: set[Strand] = set()
+        """Those without a turn where a request has a lease."""
         self.num_turns = 0
         self.num_tokens = 0
         self.discarded = Discarded()
@@ -196,7 +196,7 @@ class Strands:
         return fork
 
     def seen(self, request: ChatRequest, context: PromptContext, agent_id: str) -> Strand:
-        """The strand of a chat, as it is now: for a request that takes no place in it, while others may commit."""
+        """The strand of a chat, as it is now: for a request that takes no lease, while others may commit."""
         strand = self.of_chat(request, context, agent_id)
         self.released(strand)
         return Strand(
@@ -323,9 +323,9 @@ class Strands:
         return self._kept[number]
 
     def take(self, strand: Strand, most: int) -> None:
-        """Take a place in a strand, perhaps a new one. Raises BudgetSpent if there are `most` without it."""
+        """Hold a strand, perhaps a new one. Raises BudgetSpent if there are `most` without it."""
         if self.only is None and strand.number is None:
-            num = len(self._kept) + sum(one.number is None for one in self._opening)
+            num = len(self._kept) + sum(one.number is None for one in self._unkept)
             if num >= most:
                 self.released(strand)
                 raise BudgetSpent(
@@ -333,13 +333,13 @@ class Strands:
                     f"This session has had {num} of its {most} strands (--max-strands), and this request would open"
                     " another one: its messages go on with none of them. Raise --max-strands, or open another session.",
                 )
-            self._opening.add(strand)
+            self._unkept.add(strand)
 
     def released(self, strand: Strand) -> None:
-        """A place was given back. Forget a strand without a turn once nobody works on it."""
+        """A lease was given back. Forget a strand without a turn once nobody works on it."""
         if strand.num_running:
             return
-        self._opening.discard(strand)
+        self._unkept.discard(strand)
         if strand.key is None or strand.number is not None:
             return
         if self._by_key.get(strand.key) is strand:
@@ -351,7 +351,7 @@ class Strands:
 
 
 class Leases(Struct, eq=False):
-    """The places of one request's turns in the strands of its session, each a lease of its strand. Give them back.
+    """The leases of one request's turns, each of a strand of its session. Give them back.
 
     `strands` None: the request has no session, and each turn a strand of its own, seen by nobody else. `agent_id` is
     the client's own id of the asking agent, `label` the rules' label of the request, `max_strands` the session's limit.
@@ -362,11 +362,11 @@ class Leases(Struct, eq=False):
     label: Label = UNLABELLED
     max_strands: int = 1000
     taken: list[Strand] = []
-    """The strands where it has or had a place."""
+    """The strands of which it has or had a lease."""
     num_leases: int = 0
-    """Places held: the first ones of those, or none."""
+    """Leases held: the first ones of those, or none."""
     spent: BudgetSpent | None = None
-    """The reason why a chat has no place: its session has all its strands. Refuse the request by it."""
+    """The reason why a chat has no lease: its session has all its strands. Refuse the request by it."""
 
     def __repr__(self) -> str:
         return f"<Leases {self.num_leases}>"
@@ -377,7 +377,7 @@ class Leases(Struct, eq=False):
         return None if self.strands is None else self.strands.session_id
 
     def of_chat(self, request: ChatRequest, context: PromptContext) -> Strand:
-        """Take a chat's place; or, for one strand too many, note that as `spent` and take none. Raises SessionBusy."""
+        """Take a chat's lease; or, for one strand too many, note that as `spent` and take none. Raises SessionBusy."""
         if self.strands is None:
             return _alone()
         try:
@@ -387,7 +387,7 @@ class Leases(Struct, eq=False):
             return _alone()
 
     def of_ids(self, ids: "array[int]") -> Strand:
-        """Take the place of a prompt given as ids. Raises SessionBusy."""
+        """Take the lease of a prompt given as ids. Raises SessionBusy."""
         return _alone() if self.strands is None else self._take(self.strands.of_ids(ids, self.taken))
 
     def num_tokens_before(self, places: Sequence[tuple[Strand, Attachment]]) -> int:
@@ -415,7 +415,7 @@ class Leases(Struct, eq=False):
         return chapter_of([(strand, list(strand.history.nodes))], request, context)
 
     def fork(self, strand: Strand) -> Strand:
-        """Take a place in a strand beside this one, where it has one already."""
+        """Take a lease of a strand beside this one, where it has one already."""
         assert self.strands is not None, "only a session has strands"
         return self._take(self.strands.fork(strand))
 
@@ -439,8 +439,8 @@ class Leases(Struct, eq=False):
 
 
 class Onlooker(Leases):
-    """A request without a turn: it looks at its place and takes none, so it never waits for a running one and is never
-    refused for it."""
+    """A request without a turn: it reads its strand and takes no lease, so it never waits for a running one and is
+    never refused for it."""
 
     def of_chat(self, request: ChatRequest, context: PromptContext) -> Strand:
         return _alone() if self.strands is None else self.strands.seen(request, context, self.agent_id)

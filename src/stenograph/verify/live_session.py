@@ -26,7 +26,7 @@ from stenograph.dialects.openai.chat import decode_chat
 from stenograph.dialects.settings import UnknownFields
 from stenograph.engine.base import Capabilities, Engine, EngineHealth, GenerateRequest
 from stenograph.offload.pool import CpuPool
-from stenograph.session.admission import Limits, Place
+from stenograph.session.admission import Admission, Limits
 from stenograph.session.facts import line_drift
 from stenograph.session.manager import SessionManager
 from stenograph.session.services import TurnServices
@@ -227,10 +227,10 @@ class _Player:
         if with_stops:
             asked["stop"] = list(STOPS)
         body = json.dumps(asked).encode()
-        place = self._manager.admit(self._session, stages=StageTimes(start=self._services.clock.monotonic()))
-        assert isinstance(place, Place), "a request without an identity repeats none"
-        with place:
-            watch = self._manager.begin(place, (decode_chat(body, unknown_fields=UnknownFields.REFUSE), b"{}"))
+        admission = self._manager.admit(self._session, stages=StageTimes(start=self._services.clock.monotonic()))
+        assert isinstance(admission, Admission), "a request without an identity repeats none"
+        with admission:
+            watch = self._manager.begin(admission, (decode_chat(body, unknown_fields=UnknownFields.REFUSE), b"{}"))
         try:
             return await watch.result()
         finally:

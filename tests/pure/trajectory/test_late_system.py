@@ -45,7 +45,7 @@ CALLING = Message(role=Role.ASSISTANT, content=None, tool_calls=(CALL,))
 TEXT = st.text("ab\n", max_size=3)
 MESSAGE = st.one_of(*(st.builds(one, TEXT) for one in (system, developer, user, said, result)), st.just(CALLING))
 CONVERSATION = st.lists(MESSAGE, min_size=1, max_size=12)
-UNSHOWN = st.sampled_from([INSTRUCTING, frozenset({Role.SYSTEM}), frozenset({Role.DEVELOPER})])
+HIDDEN = st.sampled_from([INSTRUCTING, frozenset({Role.SYSTEM}), frozenset({Role.DEVELOPER})])
 
 
 def request_of(messages: Sequence[Message], known: KnownMessages | None = None) -> ChatRequest:
@@ -58,8 +58,8 @@ def request_of(messages: Sequence[Message], known: KnownMessages | None = None) 
     )
 
 
-def mapped(messages: Sequence[Message], unshown: frozenset[Role] = INSTRUCTING) -> tuple[Message, ...]:
-    return with_reminders(request_of(messages), unshown).messages
+def mapped(messages: Sequence[Message], hidden: frozenset[Role] = INSTRUCTING) -> tuple[Message, ...]:
+    return with_reminders(request_of(messages), hidden).messages
 
 
 @pytest.mark.parametrize(
@@ -124,26 +124,26 @@ def test_a_request_without_a_late_one_is_the_same_object() -> None:
     assert with_reminders(request, INSTRUCTING) is request
 
 
-@given(messages=CONVERSATION, unshown=UNSHOWN)
+@given(messages=CONVERSATION, hidden=HIDDEN)
 def test_what_stands_before_a_reply_is_the_same_whatever_follows_it(
-    messages: list[Message], unshown: frozenset[Role]
+    messages: list[Message], hidden: frozenset[Role]
 ) -> None:
-    whole = mapped(messages, unshown)
+    whole = mapped(messages, hidden)
     for index, message in enumerate(messages):
         if index and message.role is Role.ASSISTANT:
-            before = mapped(messages[:index], unshown)
+            before = mapped(messages[:index], hidden)
             assert whole[: len(before)] == before
             assert whole[len(before)] == message
 
 
-@given(messages=CONVERSATION, unshown=UNSHOWN)
+@given(messages=CONVERSATION, hidden=HIDDEN)
 def test_no_text_is_lost_none_is_left_late_and_each_message_knows_its_place(
-    messages: list[Message], unshown: frozenset[Role]
+    messages: list[Message], hidden: frozenset[Role]
 ) -> None:
-    request = with_reminders(request_of(messages), unshown)
+    request = with_reminders(request_of(messages), hidden)
     num_early = next((i for i, message in enumerate(messages) if message.role not in INSTRUCTING), len(messages))
-    late = [index for index, message in enumerate(messages) if index >= num_early and message.role in unshown]
-    assert all(message.role not in unshown for message in request.messages[num_early:])
+    late = [index for index, message in enumerate(messages) if index >= num_early and message.role in hidden]
+    assert all(message.role not in hidden for message in request.messages[num_early:])
     assert [one.message for one in request.rewrites] == late
     text = "\n\n".join(message.content or "" for message in request.messages)
     for one, index in zip(request.rewrites, late, strict=True):
@@ -161,14 +161,14 @@ def test_no_text_is_lost_none_is_left_late_and_each_message_knows_its_place(
         assert blame == Blame(RequestPart.MESSAGES, place, ("role",))
 
 
-@given(messages=CONVERSATION, num_known=st.integers(0, 12), unshown=UNSHOWN)
+@given(messages=CONVERSATION, num_known=st.integers(0, 12), hidden=HIDDEN)
 def test_a_request_whose_beginning_is_known_becomes_what_all_of_it_would(
-    messages: list[Message], num_known: int, unshown: frozenset[Role]
+    messages: list[Message], num_known: int, hidden: frozenset[Role]
 ) -> None:
     num_known = min(num_known, len(messages) - 1)
     if num_known == 0:
         return
-    first = with_reminders(request_of(messages[:num_known]), unshown)
+    first = with_reminders(request_of(messages[:num_known]), hidden)
     if first.text_print is None:  # it may not be known again
         return
     known = KnownMessages(
@@ -178,8 +178,8 @@ def test_a_request_whose_beginning_is_known_becomes_what_all_of_it_would(
         messages=first.messages,
         gaps=first.gaps,
     )
-    quick = with_reminders(request_of([*first.messages, *messages[num_known:]], known), unshown)
-    whole = with_reminders(request_of(messages), unshown)
+    quick = with_reminders(request_of([*first.messages, *messages[num_known:]], known), hidden)
+    whole = with_reminders(request_of(messages), hidden)
     assert (quick.messages, quick.gaps) == (whole.messages, whole.gaps)
     assert (quick.text_print is None) is (whole.text_print is None)
     assert quick.rewrites == tuple(one for one in whole.rewrites if (one.message or 0) >= num_known)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from stenograph.session.keyed_openings import MAX_KEYS, KeyedOpenings
+from stenograph.session.keyed_sessions import MAX_KEYS, KeyedSessions
 from stenograph.trajectory.commits import SessionOptions
 
 from .conftest import Answer, Live
@@ -65,11 +65,11 @@ async def test_after_an_eviction_and_a_restart_the_key_still_names_its_session(k
 
 
 async def test_the_keys_of_sessions_that_are_gone_are_forgotten(live: Live) -> None:
-    openings = KeyedOpenings(live.manager)
+    keyed = KeyedSessions(live.manager)
     for number in range(3 * MAX_KEYS):
-        session = await openings.open(SessionOptions(), key=str(number), body=b"")
+        session = await keyed.open(SessionOptions(), key=str(number), body=b"")
         await live.manager.delete(session)
-    assert openings.num_keys <= MAX_KEYS + 1
+    assert keyed.num_keys <= MAX_KEYS + 1
 
 
 async def test_a_store_in_memory_knows_the_keys_too(serve: Serve) -> None:

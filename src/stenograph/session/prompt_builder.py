@@ -1,7 +1,7 @@
 """Steps 4 and 5 of a turn: where it attaches, and the ids of its prompt.
 
 A chat's messages are matched with those of its strand's history, and the new ones rendered. A completion's prompt is
-matched by its ids (completion.py). Neither opening knows the prompt's fate.
+matched by its ids (completion.py). Neither builder knows the prompt's fate.
 """
 
 from array import array
@@ -69,7 +69,7 @@ class Tokenization:
         return await self._engine.tokenize(spans)
 
 
-class Opening(Protocol):
+class PromptBuilder(Protocol):
     """The request-dependent steps of a turn. Used by one turn, in this order."""
 
     asked: Asked
@@ -113,7 +113,7 @@ class Opening(Protocol):
         ...
 
 
-class ChatOpening:
+class ChatPromptBuilder:
     """The next message of a conversation."""
 
     asked = Asked.CHAT

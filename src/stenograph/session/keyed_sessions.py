@@ -18,7 +18,7 @@ MAX_KEYS = 1024
 """Number of keys kept before those of ended sessions are looked for."""
 
 
-class KeyedOpenings:
+class KeyedSessions:
     """Opens the sessions of a manager, each key once."""
 
     def __init__(self, manager: SessionManager, elsewhere: OpenedElsewhere | None = None) -> None:
@@ -26,12 +26,12 @@ class KeyedOpenings:
         `find`."""
         self._manager = manager
         self._elsewhere = elsewhere
-        self._opening: dict[str, asyncio.Future[None]] = {}
+        self._pending: dict[str, asyncio.Future[None]] = {}
         self._ids: dict[str, SessionId] = {}
         self._num_checked = MAX_KEYS
 
     def __repr__(self) -> str:
-        return f"<KeyedOpenings {len(self._opening)} under way>"
+        return f"<KeyedSessions {len(self._pending)} under way>"
 
     @property
     def num_keys(self) -> int:
@@ -45,9 +45,9 @@ class KeyedOpenings:
         """
         if key is None:
             return (await self._manager.sessions.open(options)).id
-        while (before := self._opening.get(key)) is not None:
+        while (before := self._pending.get(key)) is not None:
             await asyncio.wait({before})
-        opening = self._opening[key] = asyncio.get_running_loop().create_future()
+        pending = self._pending[key] = asyncio.get_running_loop().create_future()
         try:
             session_id = await self.find(key, body)
             if session_id is None and self._elsewhere is not None:
@@ -57,8 +57,8 @@ class KeyedOpenings:
                 self._note(key, session_id)
             return session_id
         finally:
-            del self._opening[key]
-            opening.set_result(None)
+            del self._pending[key]
+            pending.set_result(None)
 
     async def find(self, key: str, body: bytes) -> SessionId | None:
         """The session opened with a key by this process. Raises IdempotencyMismatch if the body was another, and as
@@ -68,7 +68,7 @@ class KeyedOpenings:
         if session_id is None:
             return None
         try:
-            session = await self._manager.sessions.look(session_id)
+            session = await self._manager.sessions.peek(session_id)
         except SessionNotFound:
             return None
         if session.opened_by != _mark(key, body):
