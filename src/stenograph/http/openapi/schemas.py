@@ -94,6 +94,9 @@ def components(kinds: Iterable[type], shapes: Iterable[type], described: Describ
     _require(schemas["Tool"], "function")
     _describe_bytes(schemas, described.vocab_size)
     _describe_sent(schemas)
+    options: Schema = schemas["CreateSession"]["properties"]
+    for option in ("group", "support", "cache_salt"):  # the order in which documents have had them
+        options[option] = options.pop(option)
     _first(schemas["CreateSession"], "matcher")["enum"] = list(described.matchers)
     rewrite = f"({'|'.join(map(re.escape, described.rewrites))})"
     _first(schemas["CreateSession"], "canonical")["pattern"] = f"^({DEFAULT}|{OFF}|{rewrite}(,{rewrite})*)$"
