@@ -7,7 +7,7 @@ writes them by name. A further option of this sort is a row here, one in client/
 import enum
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, to_builtins
 
 GroupName = Annotated[str, Meta(min_length=1, max_length=256)]
 
@@ -48,6 +48,11 @@ class StatedOptions(Budgets, frozen=True, kw_only=True, omit_defaults=True):
     """All of them. None is absent. `group` names the rollouts for a trainer to compare with each other."""
 
     group: GroupName | None = None
+
+    def beside_budgets(self) -> dict[str, object]:
+        """Those given that are no budgets, by name, as a session's metadata shows them."""
+        stated: dict[str, object] = to_builtins(self)
+        return {name: value for name, value in stated.items() if name not in Budgets.__struct_fields__}
 
 
 NOTHING_STATED = StatedOptions()

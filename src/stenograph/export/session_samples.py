@@ -88,8 +88,7 @@ def session_metadata(
     }
     if facts.outcome is not None:
         metadata["outcome"] = outcome_json(facts.outcome)
-    if facts.options.stated.group is not None:
-        metadata["group"] = facts.options.stated.group
+    cast("dict[str, object]", metadata).update(facts.options.stated.beside_budgets())
     mismatches = [] if report is None else drift_json(report)
     if mismatches is not None:  # a line that the template cannot show was not compared
         metadata["tito_session_mismatch"] = mismatches
