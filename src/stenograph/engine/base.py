@@ -113,10 +113,6 @@ class GenerateRequest(Struct, frozen=True, kw_only=True, gc=False):
     cache_salt: str | None = None
     trace: TraceContext | None = None
 
-    def __post_init__(self) -> None:
-        if not self.prompt.num_tokens:
-            raise ValueError("a prompt has at least one token")
-
 
 class ForwardedAnswer(Protocol):
     """An engine server's answer to a request passed on to it. `headers` are end-to-end ones."""

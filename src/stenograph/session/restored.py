@@ -3,8 +3,8 @@
 Owns no session and no store, and touches neither: a worker may make it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from msgspec import structs
 
@@ -33,16 +33,34 @@ MatcherOf = Callable[[str], Matcher | None]
 """The matcher of a name; None if there is none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RestoredTurns:
-    """A session as its rows made it, with every turn ever committed, including replaced ones, and the numbers of their
-    rows, by the ids of their nodes. `times` has, by the number of a row, the time in its payload, in seconds of the
-    epoch."""
+    """A session made again row by row, with every turn ever committed, including replaced ones, and the numbers of
+    their rows, by the ids of their nodes. `times` has, by the number of a row, the time in its payload, in seconds of
+    the epoch."""
 
-    session: Session
-    nodes: Mapping[int, Node]
-    rows: Mapping[int, int]
-    times: Mapping[int, float]
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.nodes: dict[int, Node] = {}
+        self.rows: dict[int, int] = {}
+        self.times: dict[int, float] = {}
+        self.ledger: list[LedgerRow] = []
+        self.outcome_seq = 0
+
+    def add(self, seq: int, kind: int, payload: memoryview) -> None:
+        """Make a row's addition. Raises RowDamaged or ValueError."""
+        if kind == OUTCOME:
+            self.session.outcome, self.outcome_seq = decode_outcome(payload), seq
+            if (idle_since := outcome_idle_since(payload)) is not None:
+                self.times[seq] = idle_since
+            return
+        commit = decode_commit(payload, self.nodes.__getitem__)
+        made = self.session.replay(commit)
+        self.times[seq] = commit.turns[-1].turn.committed_at
+        for _, node in made:
+            self.nodes[node.id] = node
+            self.rows[node.id] = seq
+            untrack(node.tracked_parts)
+        self.ledger += [_ended(row, commit, made) for row in commit.ledger]
 
 
 def restored_session(
@@ -72,45 +90,17 @@ def restored_turns(
     session.opened_by = opened.request
     if model is not None and opened.model.digest != model.digest:
         session.refusal = ModelMismatch(session.id, made_with=opened.model.name, served=model.name)
-    replayed = _Replayed(session)
+    restored = RestoredTurns(session)
     for seq, payload in enumerate(payloads[1:], start=1):
         try:
-            replayed.row(seq, row_kind(stored.rows[seq].body), payload)
+            restored.add(seq, row_kind(stored.rows[seq].body), payload)
         except (RowDamaged, ValueError) as error:
             raise damaged_at(session.id, seq, RowDamaged(str(error))) from error
-    for row in sorted(replayed.ledger, key=lambda row: row.number):
+    for row in sorted(restored.ledger, key=lambda row: row.number):
         session.ledger.restore(row)
     session.tail = stored.tail()
-    _check_totals(session, replayed.outcome_seq, session.tail.totals)
-    return RestoredTurns(session=session, nodes=replayed.nodes, rows=replayed.row_of, times=replayed.times)
-
-
-class _Replayed:
-    """A session being made again, row by row."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self.nodes: dict[int, Node] = {}
-        self.row_of: dict[int, int] = {}
-        self.times: dict[int, float] = {}
-        self.ledger: list[LedgerRow] = []
-        self.outcome_seq = 0
-
-    def row(self, seq: int, kind: int, payload: memoryview) -> None:
-        """Make a row's addition. Raises RowDamaged or ValueError."""
-        if kind == OUTCOME:
-            self._session.outcome, self.outcome_seq = decode_outcome(payload), seq
-            if (idle_since := outcome_idle_since(payload)) is not None:
-                self.times[seq] = idle_since
-            return
-        commit = decode_commit(payload, self.nodes.__getitem__)
-        made = self._session.replay(commit)
-        self.times[seq] = commit.turns[-1].turn.committed_at
-        for _, node in made:
-            self.nodes[node.id] = node
-            self.row_of[node.id] = seq
-            untrack(node.tracked_parts)
-        self.ledger += [_ended(row, commit, made) for row in commit.ledger]
+    _check_totals(session, restored.outcome_seq, session.tail.totals)
+    return restored
 
 
 def read_opened(stored_opening: StoredSession) -> SessionOpened:
