@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Protocol, cast
 
 import msgspec
@@ -114,8 +115,10 @@ MATCHERS: dict[str, Matcher] = {
 }
 
 
+@cache
 def load_matcher(name: str) -> Matcher:
-    """The matcher of this name, or the one at a dotted path: an object or a class with `matches`, or a function.
+    """The matcher of this name, or the one at a dotted path: an object or a class with `matches`, or a function. All
+    sessions have the same one.
 
     Imports the module named by the path, so it is for the server's own settings, never for a client's input. Raises
     StartupError, in a line.
