@@ -16,7 +16,7 @@ from stenograph.http.turn_route import DECODED_OFF_LOOP_BYTES, RequestPath, clie
 from stenograph.http.wire import ClientGone, count_error, headers_of, read_json, send_refusal, send_whole
 from stenograph.offload.body_slots import BodySlots
 from stenograph.session.admission import Caller
-from stenograph.session.counting import PromptCounter
+from stenograph.session.counting import num_prompt_tokens
 from stenograph.session.ledger import NO_ROW
 
 
@@ -25,7 +25,6 @@ class CountRoute:
     """One dialect's counting on one server. `sought_headers` are the headers read by rules, in lower case."""
 
     dialect: CountDialect
-    counter: PromptCounter
     core: Core
     body_slots: BodySlots
     sought_headers: frozenset[bytes]
@@ -48,7 +47,7 @@ class CountRoute:
             spelling = request.spelling
             headers = sought_headers(headers_of(scope), self.sought_headers)
             caller = Caller(name=name, path=path.route, headers=headers, row=row)
-            num_tokens = await self.counter.count(session, request, caller)
+            num_tokens = await num_prompt_tokens(self.core.manager, self.core.services, session, request, caller)
             row.counted(num_tokens)
             answer = self.dialect.counted(num_tokens)
             content = answer.content if isinstance(answer.content, bytes) else b"".join(answer.content)

@@ -10,7 +10,6 @@ from stenograph.http.part import Core
 from stenograph.http.settings import Settings
 from stenograph.http.turn_route import TurnRoute
 from stenograph.offload.body_slots import BodySlots
-from stenograph.session.counting import PromptCounter
 from stenograph.text.renderer import Renderer
 
 DIALECTS: Mapping[DialectKind, str] = {
@@ -39,14 +38,13 @@ def spoken_by(settings: Settings, renderer: Renderer, model: str) -> Spoken:
 
 def turn_routes(core: Core, body_slots: BodySlots) -> list[TurnRoute | CountRoute]:
     """The routes of the dialects: for turns, and for counts alone."""
-    counter = PromptCounter(core.manager, core.services)
     sought = frozenset(name.encode() for name in core.services.kind_rules.headers)
     turns = [
         TurnRoute(dialect=dialect, core=core, body_slots=body_slots, sought_headers=sought)
         for dialect in core.spoken.turns
     ]
     counts = [
-        CountRoute(dialect=dialect, counter=counter, core=core, body_slots=body_slots, sought_headers=sought)
+        CountRoute(dialect=dialect, core=core, body_slots=body_slots, sought_headers=sought)
         for dialect in core.spoken.counters
     ]
     return [*turns, *counts]

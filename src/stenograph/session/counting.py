@@ -16,40 +16,32 @@ from stenograph.session.session import Session
 from stenograph.trajectory.strand import Onlooker
 
 
-class PromptCounter:
-    """Counter of one server's prompts."""
+async def num_prompt_tokens(
+    manager: SessionManager, services: TurnServices, session: Session | None, request: ChatRequest, caller: Caller
+) -> int:
+    """Number of ids that the engine would get for this chat: those of its line and the bridge, or all of a new one.
 
-    def __init__(self, manager: SessionManager, services: TurnServices) -> None:
-        self._manager = manager
-        self._services = services
+    A chat that its session would refuse, because its history goes on otherwise, counts as one without a session.
+    Raises CallerError for content that cannot be shown, and TokenizationFailed.
+    """
+    agent_id = services.kind_rules.agent_id(caller.headers) if session is not None and caller.headers else ""
+    ruled = manager.as_sent(request, session, agent_id)
+    assert isinstance(ruled, ChatRequest), "a chat is sent as a chat"
+    if session is not None:
+        builder = _builder(services, ruled, session, agent_id)
+        with suppress(HistoryMismatch, TruncatedGeneration):
+            attachment = await builder.position()
+            if not attachment.adds_nothing:
+                return (await builder.render(attachment)).num_tokens
+    builder = _builder(services, ruled, None, agent_id)
+    return (await builder.render(await builder.position())).num_tokens
 
-    def __repr__(self) -> str:
-        return f"<PromptCounter of {self._manager!r}>"
 
-    async def count(self, session: Session | None, request: ChatRequest, caller: Caller) -> int:
-        """Number of ids that the engine would get for this chat: those of its line and the bridge, or all of a new one.
-
-        A chat that its session would refuse, because its history goes on otherwise, counts as one without a session.
-        Raises CallerError for content that cannot be shown, and TokenizationFailed.
-        """
-        agent_id = self._services.kind_rules.agent_id(caller.headers) if session is not None and caller.headers else ""
-        ruled = self._manager.as_sent(request, session, agent_id)
-        assert isinstance(ruled, ChatRequest), "a chat is sent as a chat"
-        if session is not None:
-            builder = self._builder(ruled, session, agent_id)
-            with suppress(HistoryMismatch, TruncatedGeneration):
-                attachment = await builder.position()
-                if not attachment.adds_nothing:
-                    return (await builder.render(attachment)).num_tokens
-        builder = self._builder(ruled, None, agent_id)
-        return (await builder.render(await builder.position())).num_tokens
-
-    def _builder(self, request: ChatRequest, session: Session | None, agent_id: str) -> ChatPromptBuilder:
-        services, strands = self._services, None if session is None else session.strands
-        return ChatPromptBuilder(
-            request,
-            leases=Onlooker(strands, agent_id=agent_id),
-            services=services,
-            capabilities=services.engine.capabilities,
-            opened_at=services.clock.wall() if session is None else session.created_at,
-        )
+def _builder(services: TurnServices, request: ChatRequest, session: Session | None, agent_id: str) -> ChatPromptBuilder:
+    return ChatPromptBuilder(
+        request,
+        leases=Onlooker(None if session is None else session.strands, agent_id=agent_id),
+        services=services,
+        capabilities=services.engine.capabilities,
+        opened_at=services.clock.wall() if session is None else session.created_at,
+    )
