@@ -22,7 +22,7 @@ from stenograph.engine.sglang.chat import SGLangChat, SGLangChatReading
 from stenograph.engine.sglang.generate import SGLangGenerate
 from stenograph.engine.sglang.generate_wire import SGLangGenerateReading
 from stenograph.engine.vllm.adapter import VLLM
-from stenograph.session.steps import TurnRun
+from stenograph.session.steps import RunningTurn
 from stenograph.text.renderer import Renderer
 
 from .conftest import END, running, user
@@ -175,7 +175,7 @@ async def test_nothing_comes_between_a_large_reply_of_routes_and_its_commit(
         monkeypatch.setattr(of, name, called)
 
     noted(reading, "whole")
-    noted(TurnRun, "commit")
+    noted(RunningTurn, "commit")
     experts = np.arange(10**6, dtype="<i4").tobytes()
     script = ReplyScript(ids=(5, END), text="x", matched=END, routed_experts=experts)
     async with SERVERS[kind](lambda asked: script) as server:
