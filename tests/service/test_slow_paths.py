@@ -37,7 +37,7 @@ from stenograph.model.files import ModelFiles
 from stenograph.model.tokenizer import Span, Tokenizer
 from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool, LoopShare
 from stenograph.session.completion import completions
-from stenograph.session.prompt_builder import Opening
+from stenograph.session.prompt_builder import PromptBuilder
 from stenograph.session.services import TurnServices
 from stenograph.text.renderer import Renderer
 from stenograph.text.template.template import ChatTemplate
@@ -468,7 +468,7 @@ async def test_the_ids_of_many_long_prompts_are_written_a_piece_in_a_pass_togeth
         timeout_s=None,
         share=share,
     )
-    opened: list[Opening] = []
+    opened: list[PromptBuilder] = []
     for _ in range(5):
         opened += completions(
             CompletionRequest(prompts=(ids,)), leases=Leases(None), services=services, capabilities=capabilities
