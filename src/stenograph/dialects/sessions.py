@@ -161,7 +161,7 @@ def _check_metadata(metadata: Mapping[str, object] | None, *, at: str = "/metada
 def decode_create(body: bytes) -> tuple[CreateSession, SamplingRules | None]:
     """Read the optional body of `POST /sessions`, and the rules in it. Raises InvalidJson or InvalidRequest."""
     try:
-        wire = decode_json(body, _CREATE, known=CreateSession.__struct_fields__) if body.strip() else CreateSession()
+        wire = decode_json(body, _CREATE, known=CreateSession.__struct_fields__) if body else CreateSession()
     except InvalidRequest as error:
         name_known(error, at="/sampling")
         if error.param == "/over_limit":
@@ -203,7 +203,7 @@ def _check_compat(wire: CreateSession, compat: str) -> None:
 
 def decode_outcome(body: bytes) -> SessionOutcome:
     """Read the optional body of `PUT /sessions/{id}/outcome`. Raises InvalidJson or InvalidRequest."""
-    wire = decode_json(body, _OUTCOME, known=PutOutcome.__struct_fields__) if body.strip() else PutOutcome()
+    wire = decode_json(body, _OUTCOME, known=PutOutcome.__struct_fields__) if body else PutOutcome()
     if wire.verdict is not None and wire.verdict not in tuple(RolloutVerdict):
         raise InvalidRequest(
             f"verdict must be one of {', '.join(RolloutVerdict)}, got {shown(wire.verdict)}.", param="/verdict"
@@ -219,7 +219,7 @@ def decode_outcome(body: bytes) -> SessionOutcome:
 
 def decode_samples(body: bytes) -> SamplesRequest:
     """Read the optional body of the samples route. Raises InvalidJson or InvalidRequest."""
-    wire = decode_json(body, _SAMPLES, known=SamplesRequest.__struct_fields__) if body.strip() else SamplesRequest()
+    wire = decode_json(body, _SAMPLES, known=SamplesRequest.__struct_fields__) if body else SamplesRequest()
     if wire.format is not None and wire.format not in SAMPLE_FORMATS:
         raise InvalidRequest(
             f"format must be one of {', '.join(SAMPLE_FORMATS)}, got {shown(wire.format)}.", param="/format"
@@ -246,9 +246,8 @@ def _check_kinds(wire: SamplesRequest | BulkSamplesRequest) -> None:
 
 def decode_bulk_samples(body: bytes) -> BulkSamplesRequest:
     """Read the body of `POST /samples`. Raises InvalidJson or InvalidRequest."""
-    wire = BulkSamplesRequest()
-    if body.strip():
-        wire = decode_json(body, _BULK_SAMPLES, known=BulkSamplesRequest.__struct_fields__)
+    known = BulkSamplesRequest.__struct_fields__
+    wire = decode_json(body, _BULK_SAMPLES, known=known) if body else BulkSamplesRequest()
     if wire.format is not None and wire.format not in BULK_FORMATS:
         raise InvalidRequest(
             f"format must be one of {', '.join(BULK_FORMATS)}, got {shown(wire.format)}.", param="/format"
@@ -275,7 +274,7 @@ def check_state(state: str | None) -> None:
 
 def decode_abort(body: bytes) -> AbortRequest:
     """Read the body of `POST /abort_request`. Raises InvalidJson or InvalidRequest."""
-    wire = decode_json(body, _ABORT) if body.strip() else AbortRequest()
+    wire = decode_json(body, _ABORT) if body else AbortRequest()
     if wire.abort_all is not None and wire.group is not None:
         raise InvalidRequest("Give abort_all or group, not both.", param="/group")
     if not wire.abort_all and wire.group is None:
@@ -296,7 +295,7 @@ def decode_backup(body: bytes) -> BackupRequest:
 
 def decode_nothing(body: bytes) -> None:
     """Read the body of a route without fields: nothing, or `{}`. Raises InvalidJson or InvalidRequest."""
-    if body.strip():
+    if body:
         decode_json(body, _NOTHING)
 
 

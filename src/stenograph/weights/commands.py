@@ -75,7 +75,7 @@ def decode_update(body: bytes) -> UpdateWeightsFromDisk:
 
 def decode_pause(body: bytes) -> PauseMode:
     """Read the optional body of `POST /pause_generation`. Raises InvalidJson or InvalidRequest."""
-    mode = decode_json(body, _PAUSE, known=PauseRequest.__struct_fields__).mode if body.strip() else None
+    mode = decode_json(body, _PAUSE, known=PauseRequest.__struct_fields__).mode if body else None
     if mode is not None and mode not in tuple(PauseMode):
         raise InvalidRequest(f"mode must be one of {', '.join(PauseMode)}, got {shown(mode)}.", param="/mode")
     return PauseMode.ABORT if mode is None else PauseMode(mode)
