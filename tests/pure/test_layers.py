@@ -26,7 +26,7 @@ LAYERS = [
     ["verify", "conformance"],
     ["http"],
     ["client"],
-    ["trainers"],
+    ["trainers", "envs"],
     ["embedded", "cluster", "console", "otel", "weights", "backup"],
     ["cli"],
 ]

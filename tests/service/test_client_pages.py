@@ -52,4 +52,4 @@ async def test_the_first_lines_of_the_readme_run(live: Live) -> None:
 def test_the_page_lists_every_option_of_a_batch() -> None:
     table = (ROOT / "docs" / "client.md").read_text().split("| option | default | meaning |")[1].split("\n\n")[0]
     listed = set(re.findall(r"`(\w+)`", "\n".join(line.split("|")[1] for line in table.splitlines() if line)))
-    assert listed == {*BatchOptions.__annotations__, "session", "samples", "progress"}
+    assert listed == {*BatchOptions.__annotations__, "session", "samples", "progress", "ended"}

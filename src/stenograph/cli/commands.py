@@ -51,6 +51,16 @@ command for each agent, and the variables that are set.
 The exit code is the command's, or 128 + N where signal N ended it.
 """
 
+ROLLOUT_EXAMPLES = """\
+examples:
+  stenograph rollout reasoning-gym:leg_counting --out legs --group-size 8 --num-tasks 100
+      the small model on questions of reasoning-gym (pip install reasoning-gym), eight rollouts of each
+  stenograph rollout my_env.py --out mine --url http://127.0.0.1:8080 --concurrency 64
+      your own: def tasks() gives a list, async def run(task, session) the reward; on a server that runs
+
+DIR gets rollouts.jsonl, a line for each rollout with reward and error, and samples/, a safetensors file for each.
+"""
+
 CHAT_EXAMPLES = """\
 examples:
   stenograph chat
@@ -161,6 +171,34 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _rollout_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("env", metavar="ENV", help="reasoning-gym:NAME, or a .py file with tasks() and run()")
+    parser.add_argument("--url", help="the address of a running server; without it, one is started and stopped")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", required=True, help="the folder of samples and outcomes; a run goes on in it"
+    )
+    parser.add_argument("--group-size", type=_count, default=1, metavar="N", help="rollouts of each task. Default: 1.")
+    parser.add_argument("--num-tasks", type=_count, metavar="N", help="the first N tasks. Default: all.")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="the environment's own seed. Default: 0.")
+    parser.add_argument("--concurrency", type=_count, default=16, metavar="N", help="rollouts at a time. Default: 16.")
+    parser.add_argument(
+        "--agent-timeout", type=float, metavar="SECONDS", help="longest time of an agent; it has failed then"
+    )
+    parser.add_argument("--env-options", metavar="JSON", help="options of the environment")
+    parser.add_argument(
+        "--session",
+        metavar="JSON",
+        help="options of each session, as POST /sessions takes them, such as '{\"max_turns\": 50}'",
+    )
+
+
+def _count(text: str) -> int:
+    """A number from 1 on."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a number from 1 on is expected, got {text!r}")
+    return int(text)
+
+
 def _chat_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", help="the address of a running server; without it, one is started and stopped")
     parser.add_argument("--session", metavar="ID", help="a session of the server at --url, to go on with")
@@ -242,6 +280,17 @@ COMMANDS: Mapping[str, Command] = {
         usage="stenograph run [--url URL] [--samples FILE] [--html FILE] [--session JSON] [--keep] [flags of serve]"
         " -- COMMAND [ARGUMENTS]",
         epilog=RUN_EXAMPLES,
+    ),
+    "rollout": Command(
+        entry="stenograph.cli.rollout_command:rollout",
+        help="run an environment's tasks on sessions, and keep samples and outcomes",
+        description="Run groups of rollouts of an environment's tasks, and keep each one's samples and outcome in a"
+        " folder. Interrupted, the same command goes on. Exit code: 0 every agent ended, 1 rollouts were lost by"
+        " infrastructure (the same command runs them again), 2 nothing was begun.",
+        add_arguments=_rollout_arguments,
+        has_sections=True,
+        usage="stenograph rollout ENV --out DIR [--url URL] [--group-size N] [--num-tasks N] [flags of serve]",
+        epilog=ROLLOUT_EXAMPLES,
     ),
     "chat": Command(
         entry="stenograph.cli.chat_command:chat",

@@ -62,20 +62,20 @@ def _store_of(settings: CommandSettings) -> str | None:
     return None if settings.store is None else "the database of --store"
 
 
-def _session_options(text: str | None) -> Mapping[str, object]:
-    """The options of `--session`. Raises StartupError unless it is a JSON object."""
+def json_object(flag: str, text: str | None) -> Mapping[str, object]:
+    """The JSON object of a flag, an empty one where it is not given. Raises StartupError for another text."""
     try:
         options: object = {} if text is None else json.loads(text)
     except ValueError as error:
-        raise StartupError(f"--session: this is no JSON: {error}") from error
+        raise StartupError(f"{flag}: this is no JSON: {error}") from error
     if not isinstance(options, dict):
-        raise StartupError('--session: a JSON object is expected, such as {"max_turns": 50}')
+        raise StartupError(f'{flag}: a JSON object is expected, such as {{"max_turns": 50}}')
     return cast("dict[str, object]", options)
 
 
 def run(arguments: dict[str, Any]) -> int:
     """Run a command on a session; returns the exit code. Raises StartupError before the command is started."""
-    session = _session_options(arguments.pop("session"))
+    session = json_object("--session", arguments.pop("session"))
     server = ServerWish.of(arguments)
     options = RunOptions(server=server, session=session, command=arguments.pop("agent"), **arguments)
     if not options.command:

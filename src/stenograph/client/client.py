@@ -16,7 +16,7 @@ from stenograph.client.batch import RolloutBatch
 from stenograph.client.calls import HttpCalls, JsonObject, Retries, as_object
 from stenograph.client.errors import BadPayload, ClientError, ServerUnreachable, TryLater
 from stenograph.client.progress import PrintedProgress, ProgressSink
-from stenograph.client.rollouts import Agent, BatchOptions, RolloutRun
+from stenograph.client.rollouts import Agent, BatchOptions, FieldsOf, RolloutRun, RolloutSink
 from stenograph.client.samples import SampleOptions
 from stenograph.client.session import RolloutSession, SessionFields
 
@@ -109,14 +109,17 @@ class Client:
         tasks: Iterable[T],
         *,
         progress: ProgressSink | None = None,
-        session: SessionFields | None = None,
+        session: FieldsOf[T] | None = None,
         samples: SampleOptions | None = None,
+        ended: RolloutSink[T] | None = None,
         **options: Unpack[BatchOptions],
     ) -> RolloutBatch[T]:
         """Run `agent(task, session)` for each task, `group_size` times, and collect rewards and samples.
 
-        `docs/client.md` has the options. A failing agent is a `Rollout` with its error, never an exception here. Raises
-        TypeError for a string in the place of tasks, for an agent other than an `async def`, and the like.
+        `session` has fields for every session, or gives those of a task's. `ended` takes each rollout with its samples
+        as it ends; the batch has it without them. `docs/client.md` has the options. A failing agent is a `Rollout` with
+        its error, never an exception here. Raises TypeError for a string in the place of tasks, for an agent other than
+        an `async def`, and the like.
         """
         run = RolloutRun(
             self,
@@ -125,6 +128,7 @@ class Client:
             session={} if session is None else session,
             samples={} if samples is None else samples,
             progress=PrintedProgress() if progress is None else progress,
+            ended=ended,
             **options,
         )
         return await run.run()

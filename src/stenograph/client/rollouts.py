@@ -14,7 +14,7 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, Literal, Protocol, TypedDict, TypeVar, Unpack, cast
 
 from stenograph.client.batch import Rollout, RolloutBatch, RolloutError, RolloutGroup, error_place
@@ -36,6 +36,13 @@ _BUSY = (408, 429)
 
 Agent = Callable[[T_contra, RolloutSession], Awaitable[Reward | None]]
 """`await agent(task, session)` gives the rollout's reward, or None if it comes from elsewhere."""
+
+FieldsOf = SessionFields | Callable[[T_contra], SessionFields]
+"""The fields of every session, or of a task's."""
+
+RolloutSink = Callable[[Rollout[T]], Awaitable[None]]
+"""Takes each rollout with its samples as it ends; the batch then has it without them, so memory holds the running
+ones alone."""
 
 
 class BatchOptions(TypedDict, total=False):
@@ -175,9 +182,10 @@ def check_kinds(agent: object, session: object, samples: object, progress: objec
     for name, value in (("agent", agent), ("progress", progress)):
         if not callable(value):
             raise TypeError(f"{name} must be callable, got {repr_line(value)}")
-    for name, value in (("session", session), ("samples", samples)):
-        if not isinstance(value, Mapping):
-            raise TypeError(f"{name} must be a mapping of fields, got {repr_line(value)}")
+    if not isinstance(session, Mapping) and not callable(session):
+        raise TypeError(f"session must be a mapping of fields, or a function of a task, got {repr_line(session)}")
+    if not isinstance(samples, Mapping):
+        raise TypeError(f"samples must be a mapping of fields, got {repr_line(samples)}")
 
 
 class RolloutRun(Generic[T]):
@@ -189,16 +197,17 @@ class RolloutRun(Generic[T]):
         agent: Agent[T],
         tasks: Iterable[T],
         *,
-        session: SessionFields,
+        session: FieldsOf[T],
         samples: SampleOptions,
         progress: ProgressSink,
+        ended: RolloutSink[T] | None,
         **options: Unpack[BatchOptions],
     ) -> None:
         check_kinds(agent, session, samples, progress)
         if unknown := sorted(set(options) - set(BatchOptions.__annotations__)):
             known = ", ".join(BatchOptions.__annotations__)
             raise TypeError(f"rollouts has no option {', '.join(unknown)}; it has {known}")
-        self._client, self._agent, self._progress = client, agent, progress
+        self._client, self._agent, self._progress, self._ended = client, agent, progress, ended
         self._fields, self._wishes = session, samples
         self._limits = limits = BatchLimits(**options)
         wanted = cast("list[T]", task_list(tasks))
@@ -271,6 +280,9 @@ class RolloutRun(Generic[T]):
             self._report()
             try:
                 rollout = await self._rollout(group)
+                if self._ended is not None:
+                    await self._ended(rollout)
+                    rollout = replace(rollout, samples=None)
             finally:
                 self._num_running -= 1
             self._settle(group, rollout)
@@ -324,7 +336,8 @@ class RolloutRun(Generic[T]):
     async def _try(self, group: GroupState[T]) -> tuple[str | None, AgentEnd, DecodedSamples | None]:
         """One session: the agent, the outcome, the samples."""
         session_id: str | None = None
-        fields = cast("SessionFields", {"group": group.name, **self._fields})
+        of_task = self._fields(group.task) if callable(self._fields) else self._fields
+        fields = cast("SessionFields", {"group": group.name, **of_task})
         try:
             async with self._client.session(**fields) as session:
                 session_id = session.id

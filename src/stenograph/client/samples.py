@@ -178,11 +178,15 @@ class DecodedSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class DecodedSamples(Sequence[DecodedSample]):
-    """A session's samples, oldest leaf first. `empty_reason` says why there is none, and is None where there are."""
+    """A session's samples, oldest leaf first. `empty_reason` says why there is none, and is None where there are.
+
+    `payload` is the safetensors payload as the server wrote it; the samples' arrays are views of it.
+    """
 
     samples: tuple[DecodedSample, ...]
     session_metadata: Mapping[str, object]
     empty_reason: str | None = None
+    payload: bytes = b""
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -234,6 +238,7 @@ def _decoded(payload: bytes) -> DecodedSamples:
         samples=tuple(_sample(fields, tensors, index) for index, fields in enumerate(meta["samples"])),
         session_metadata=meta["session_metadata"],
         empty_reason=meta["empty_reason"],
+        payload=payload,
     )
 
 

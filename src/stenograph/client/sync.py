@@ -8,10 +8,10 @@ from collections.abc import Callable, Coroutine, Generator, Iterable
 from types import TracebackType
 from typing import Literal, Self, TypeVar, Unpack, cast
 
-from stenograph.client.batch import RolloutBatch
+from stenograph.client.batch import Rollout, RolloutBatch
 from stenograph.client.client import Client
 from stenograph.client.progress import ProgressSink
-from stenograph.client.rollouts import BatchOptions, WrongAgent
+from stenograph.client.rollouts import BatchOptions, FieldsOf, WrongAgent
 from stenograph.client.samples import DecodedSamples, Reward, SampleOptions
 from stenograph.client.session import RolloutEnd, RolloutSession, SessionFields
 from stenograph.client.shown import repr_line
@@ -147,11 +147,12 @@ class SyncClient:
         tasks: Iterable[T],
         *,
         progress: ProgressSink | None = None,
-        session: SessionFields | None = None,
+        session: FieldsOf[T] | None = None,
         samples: SampleOptions | None = None,
+        ended: Callable[[Rollout[T]], None] | None = None,
         **options: Unpack[BatchOptions],
     ) -> RolloutBatch[T]:
-        """As `Client.rollouts`, with a blocking agent: each of its runs has a thread.
+        """As `Client.rollouts`, with a blocking agent and a blocking `ended`: each of their runs has a thread.
 
         A thread cannot be cancelled: an agent no longer needed, or too late, gets 404 for its next request, and is not
         waited for.
@@ -167,8 +168,15 @@ class SyncClient:
                 raise WrongAgent("the agent is an `async def`: use Client, or make it a function that blocks")
             return cast("Reward | None", made)
 
+        async def ended_in_thread(rollout: Rollout[T]) -> None:
+            assert ended is not None
+            await asyncio.to_thread(ended, rollout)
+
+        sink = None if ended is None else ended_in_thread
         return thread.run(
-            self._client.rollouts(in_thread, tasks, progress=progress, session=session, samples=samples, **options)
+            self._client.rollouts(
+                in_thread, tasks, progress=progress, session=session, samples=samples, ended=sink, **options
+            )
         )
 
     def update_weights(self, model_path: str, *, version: str | None = None, timeout_s: float = 600.0) -> None:

@@ -1,0 +1,131 @@
+"""The folder of a run of rollouts: samples and outcomes of each ended rollout, so that an interrupted run goes on.
+
+    run.json            what the folder is of: environment, options, seed, session
+    rollouts.jsonl      a line for each ended rollout, written after its samples are on the disk
+    samples/*.safetensors    a rollout's payload, as the server gave it (docs/samples.md)
+
+A line cut by a crash is dropped, and its rollout run again. Blocks.
+"""
+
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, cast
+
+from stenograph.client.samples import DecodedSamples, Reward, decoded
+from stenograph.client.session import RolloutEnd
+from stenograph.envs.base import WrongEnvironment
+
+MAX_NAME_CHARS = 120
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedRollout:
+    """One line. `number` counts a task's rollouts from 0. `samples` is the payload's place in the folder, None where
+    there is none; `num_trained` counts its trained tokens. `error` is one line, None where it ended `ok`."""
+
+    task: str
+    number: int
+    session: str | None
+    end: RolloutEnd
+    reward: Reward | None
+    seconds: float
+    num_tries: int
+    num_trained: int
+    samples: str | None
+    error: str | None
+
+
+class RolloutFolder:
+    """The folder of one run. An open one is held until its process ends: no second run writes to it meanwhile."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._ended: dict[tuple[str, int], EndedRollout] = {}
+        self._lock: IO[str] | None = None
+
+    def __repr__(self) -> str:
+        return f"<RolloutFolder {self.path}, {len(self._ended)} rollouts>"
+
+    def __iter__(self) -> Iterator[EndedRollout]:
+        return iter(self._ended.values())
+
+    def open(self, facts: Mapping[str, object]) -> None:
+        """Make the folder, or go on with it, and hold it. Raises WrongEnvironment where another process holds it, and
+        where it is of another run, with the difference."""
+        try:
+            (self.path / "samples").mkdir(parents=True, exist_ok=True)
+            self._lock = (self.path / "lock").open("w")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            run = self.path / "run.json"
+            if run.exists():
+                self._check(cast("Mapping[str, object]", json.loads(run.read_text())), facts)
+            else:
+                _write(run, json.dumps(facts, indent=1).encode())
+        except BlockingIOError as error:
+            raise WrongEnvironment(f"another run writes to {self.path}") from error
+        except (OSError, ValueError) as error:
+            raise WrongEnvironment(f"cannot use the folder {self.path}: {error}") from error
+        self.read()
+
+    def read(self) -> None:
+        """Read the lines. Raises WrongEnvironment for a file other than such lines."""
+        log = self.path / "rollouts.jsonl"
+        lines = log.read_bytes().splitlines(keepends=True) if log.exists() else []
+        if lines and not lines[-1].endswith(b"\n"):
+            cut = lines.pop()
+            os.truncate(log, log.stat().st_size - len(cut))
+        try:
+            for line in lines:
+                ended = EndedRollout(**json.loads(line))
+                self._ended[ended.task, ended.number] = ended
+        except (ValueError, TypeError) as error:
+            raise WrongEnvironment(f"{log} is no list of rollouts: {error}") from error
+
+    def is_done(self, task: str, number: int) -> bool:
+        """Whether this rollout need not be run again: the agent ended it, not infrastructure and not the run's end."""
+        ended = self._ended.get((task, number))
+        return ended is not None and ended.end in ("ok", "agent_failed")
+
+    def add(self, ended: EndedRollout, payload: bytes | None) -> None:
+        """Keep a rollout: its samples first, then its line, both on the disk when it returns. Raises OSError."""
+        if payload is not None:
+            assert ended.samples is not None
+            _write(self.path / ended.samples, payload)
+        with (self.path / "rollouts.jsonl").open("ab") as log:
+            log.write(json.dumps(asdict(ended)).encode() + b"\n")
+            log.flush()
+            os.fsync(log.fileno())
+        self._ended[ended.task, ended.number] = ended
+
+    def samples(self, ended: EndedRollout) -> DecodedSamples | None:
+        """A rollout's samples. Raises OSError, and BadPayload for a damaged file."""
+        return None if ended.samples is None else decoded((self.path / ended.samples).read_bytes())
+
+    def _check(self, was: Mapping[str, object], now: Mapping[str, object]) -> None:
+        wants = json.loads(json.dumps(now))
+        for name in {**was, **wants}:
+            if was.get(name) != wants.get(name):
+                raise WrongEnvironment(
+                    f"{self.path} is of a run with {name} {was.get(name)!r}, and this one has {wants.get(name)!r}:"
+                    " name another folder"
+                )
+
+
+def place_of(task: str, number: int) -> str:
+    """The place of a rollout's samples in the folder. A task's id may hold anything; the name is of letters."""
+    return f"samples/{re.sub(r'[^A-Za-z0-9._-]', '_', task)[:MAX_NAME_CHARS]}.{number}.safetensors"
+
+
+def _write(file: Path, content: bytes) -> None:
+    """Write a file whole or not at all, and to the disk."""
+    part = file.with_name(file.name + ".part")
+    with part.open("wb") as opened:
+        opened.write(content)
+        opened.flush()
+        os.fsync(opened.fileno())
+    part.replace(file)

@@ -1,0 +1,58 @@
+"""reasoning-gym's procedural tasks (PyPI `reasoning-gym`): its questions, its system prompt, its scoring.
+
+`reasoning-gym:leg_counting` is one of its datasets; options are its own (`min_animals`, …) and, under `chat`, those
+of the request (`max_tokens`, `temperature`, …). One turn: the question; the reward is the dataset's own score of the
+text between `<answer>` and `</answer>`.
+"""
+
+import asyncio
+import importlib
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, cast
+
+from stenograph.client.samples import Reward
+from stenograph.client.session import RolloutSession
+from stenograph.envs.base import Task, WrongEnvironment
+from stenograph.envs.chat import chat
+
+
+class ReasoningGym:
+    """One dataset of reasoning-gym."""
+
+    def __init__(self, which: str, options: Mapping[str, object]) -> None:
+        """Raises WrongEnvironment without the package, and for a dataset that it does not have."""
+        try:
+            self._gym: Any = importlib.import_module("reasoning_gym")
+        except ImportError as error:
+            raise WrongEnvironment(f"reasoning-gym is not installed ({error}): pip install reasoning-gym") from error
+        known = sorted(cast("Mapping[str, object]", self._gym.factory.DATASETS))
+        if which not in known:
+            near = get_close_matches(which, known, n=8, cutoff=0.3) or known[:8]
+            raise WrongEnvironment(f"reasoning-gym has no dataset {which!r}; of its {len(known)} are {', '.join(near)}")
+        self._which = which
+        self._fields = cast("Mapping[str, object]", options.get("chat", {"max_tokens": 1024}))
+        self._options = {name: value for name, value in options.items() if name != "chat"}
+        self._dataset: Any = None
+
+    def __repr__(self) -> str:
+        return f"<ReasoningGym {self._which}>"
+
+    def tasks(self, *, limit: int | None, seed: int) -> Sequence[Task]:
+        """Its questions: as many as asked for, 500 without a limit, by reasoning-gym's own seed."""
+        size = 500 if limit is None else limit
+        try:
+            self._dataset = self._gym.create_dataset(self._which, size=size, seed=seed, **self._options)
+        except (TypeError, ValueError, AssertionError) as error:
+            raise WrongEnvironment(f"reasoning-gym cannot make {self._which} with {self._options}: {error}") from error
+        return [Task(id=f"{self._which}-{seed}-{index}", data=one) for index, one in enumerate(self._dataset)]
+
+    async def run(self, task: Task, session: RolloutSession) -> Reward:
+        """Ask once; the dataset's score of the answer, 0 to 1. It computes on a thread: some answers are programs."""
+        entry = cast("dict[str, Any]", task.data)
+        prompt = self._gym.utils.SYSTEM_PROMPTS["default"]
+        messages = [{"role": "system", "content": prompt}, {"role": "user", "content": entry["question"]}]
+        async with chat(session, self._fields) as talk:
+            said = await talk.say(messages)
+        answer = self._gym.utils.extract_answer(str(said.get("content") or ""))
+        return float(await asyncio.to_thread(self._dataset.score_answer, answer, entry))

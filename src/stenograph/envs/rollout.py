@@ -1,0 +1,158 @@
+"""Runs an environment's rollouts into a folder: groups, concurrency, progress; a run goes on from where it stopped."""
+
+import asyncio
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import TextIO
+
+from stenograph.client.batch import Rollout, RolloutBatch
+from stenograph.client.client import Client
+from stenograph.client.progress import LOG_S, TERMINAL_S, BatchProgress
+from stenograph.client.samples import Reward
+from stenograph.client.session import RolloutSession, SessionFields
+from stenograph.client.shown import error_line
+from stenograph.envs.base import Environment, Task, WrongEnvironment
+from stenograph.envs.folder import EndedRollout, RolloutFolder, place_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutPlan:
+    """A run: `group_size` rollouts of each of at most `num_tasks` tasks, `concurrency` at a time, each agent for
+    `timeout_s` seconds at most. `session` are fields of each session. `facts` name the run in its folder."""
+
+    facts: Mapping[str, object]
+    num_tasks: int | None = None
+    seed: int = 0
+    group_size: int = 1
+    concurrency: int = 16
+    timeout_s: float | None = None
+    session: Mapping[str, object] = field(default_factory=dict[str, object])
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One rollout of a task's group, by its number from 0."""
+
+    task: Task
+    number: int
+
+
+def members_of(environment: Environment, plan: RolloutPlan) -> Sequence[Member]:
+    """All rollouts of a run. Raises WrongEnvironment, for two tasks with one id too."""
+    tasks = environment.tasks(limit=plan.num_tasks, seed=plan.seed)
+    if twice := [name for name, number in Counter(task.id for task in tasks).items() if number > 1]:
+        raise WrongEnvironment(f"{len(twice)} ids of tasks come more than once, such as {twice[0]!r}")
+    return [Member(task, number) for task in tasks for number in range(plan.group_size)]
+
+
+async def run_rollouts(
+    client: Client,
+    environment: Environment,
+    members: Sequence[Member],
+    folder: RolloutFolder,
+    plan: RolloutPlan,
+    stream: TextIO | None = None,
+) -> RolloutBatch[Member]:
+    """Run what the opened folder does not have yet. Cancelled, it deletes its sessions; the folder has what ended.
+
+    Raises WrongRequest or WrongKey where the server refuses the run's own calls, OSError where the folder cannot be
+    written.
+    """
+    wanted = [one for one in members if not folder.is_done(one.task.id, one.number)]
+    progress = RolloutProgress(folder, num_wanted=len(members), stream=stream)
+
+    async def agent(member: Member, session: RolloutSession) -> Reward | None:
+        return await environment.run(member.task, session)
+
+    async def ended(rollout: Rollout[Member]) -> None:
+        payload = None if rollout.samples is None else rollout.samples.payload
+        await asyncio.to_thread(folder.add, _line(rollout), payload)
+
+    def fields(member: Member) -> SessionFields:
+        found: SessionFields = {"group": member.task.id}
+        found.update(plan.session)  # type: ignore[typeddict-item]
+        return found
+
+    return await client.rollouts(
+        agent,
+        wanted,
+        progress=progress,
+        session=fields,
+        ended=ended,
+        concurrency=plan.concurrency,
+        timeout_s=plan.timeout_s,
+    )
+
+
+def _line(rollout: Rollout[Member]) -> EndedRollout:
+    task, number = rollout.task.task.id, rollout.task.number
+    return EndedRollout(
+        task=task,
+        number=number,
+        session=rollout.session_id,
+        end=rollout.end,
+        reward=rollout.reward,
+        seconds=round(rollout.seconds, 3),
+        num_tries=rollout.num_tries,
+        num_trained=rollout.num_trained,
+        samples=None if rollout.samples is None else place_of(task, number),
+        error=None if rollout.error is None else error_line(rollout.error),
+    )
+
+
+class RolloutProgress:
+    """A line for a person: in place on a terminal, else one each half a minute, and one at the end."""
+
+    def __init__(self, folder: RolloutFolder, *, num_wanted: int, stream: TextIO | None = None) -> None:
+        self._folder, self._num_wanted = folder, num_wanted
+        self._stream = sys.stderr if stream is None else stream
+        self._is_terminal = self._stream.isatty()
+        self._due = 0.0
+
+    def __call__(self, progress: BatchProgress) -> None:
+        """Write the line if it is due."""
+        now = asyncio.get_running_loop().time()
+        if now < self._due and not progress.is_over:
+            return
+        self._due = now + (TERMINAL_S if self._is_terminal else LOG_S)
+        ended = list(self._folder)
+        failed = Counter(one.end for one in ended)
+        parts = [f"{failed['ok']} of {self._num_wanted} ok"]
+        parts += [f"{failed[end]} {end.replace('_', ' ')}" for end in ("agent_failed", "infra_failed") if failed[end]]
+        rewards = numbers(ended)
+        parts += [f"mean reward {fmean(rewards):.3f}"] if rewards else []
+        line = f"rollouts: {', '.join(parts)}, {progress.num_running} running"
+        end = "\n" if progress.is_over or not self._is_terminal else ""
+        self._stream.write(f"\r\x1b[K{line}{end}" if self._is_terminal else f"{line}{end}")
+        self._stream.flush()
+
+
+def numbers(ended: list[EndedRollout]) -> list[float]:
+    """The rewards: each a number, of one by names their sum."""
+    rewards = [one.reward for one in ended if one.reward is not None]
+    return [sum(one.values()) if isinstance(one, Mapping) else one for one in rewards]
+
+
+def summary(folder: RolloutFolder) -> list[str]:
+    """What a run left, in lines: ends, tokens, rewards by group, failures by cause."""
+    ended = list(folder)
+    ends = Counter(one.end for one in ended)
+    rewards = numbers(ended)
+    groups = defaultdict[str, list[EndedRollout]](list)
+    for one in ended:
+        groups[one.task].append(one)
+    spread = [numbers(group) for group in groups.values()]
+    same = sum(len(group) > 1 and len(set(group)) == 1 for group in spread)
+    by_end = ", ".join(f"{number} {end}" for end, number in ends.most_common())
+    lines = [
+        f"{len(ended)} rollouts of {len(groups)} tasks: {by_end}",
+        f"{sum(one.num_trained for one in ended):,} trained tokens in {folder.path / 'samples'}",
+    ]
+    if rewards:
+        lines.append(f"mean reward {fmean(rewards):.3f}; {same} of {len(groups)} groups have one reward alone")
+    causes = Counter(one.error for one in ended if one.error is not None and one.end != "aborted")
+    lines += [f"{number} x {cause}" for cause, number in causes.most_common(5)]
+    return lines
