@@ -172,7 +172,9 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _rollout_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("env", metavar="ENV", help="reasoning-gym:NAME, or a .py file with tasks() and run()")
+    parser.add_argument(
+        "env", metavar="ENV", help="reasoning-gym:NAME, bfcl:NAME, or a .py file with tasks() and run()"
+    )
     parser.add_argument("--url", help="the address of a running server; without it, one is started and stopped")
     parser.add_argument(
         "--out", type=Path, metavar="DIR", required=True, help="the folder of samples and outcomes; a run goes on in it"

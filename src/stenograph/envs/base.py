@@ -47,6 +47,7 @@ class Environment(Protocol):
 
 
 ENVIRONMENTS: Mapping[str, str] = {
+    "bfcl": "stenograph.envs.bfcl:Bfcl",
     "reasoning-gym": "stenograph.envs.reasoning_gym:ReasoningGym",
 }
 """Environments by others: the entries of their makers, called with the text after the colon and the options."""
