@@ -125,13 +125,14 @@ TASK_OWNERS = {
 AT_A_TRAINER = {
     "client": {"client", "core/errors", "core/support", "aiohttp", "numpy"},
     "trainers": {"client", "trainers", "numpy"},
+    "envs": {"client", "envs", "core/loaded", "aiohttp"},
 }
 """Rooms that a trainer installs: all that they import beside the standard library. They know the server by HTTP."""
 
 BESIDE_IMPORTS = {
     "standins": {"standins", "core", "model", "parts", "embedded", "engine", "store", "cluster"},
     "benchmarks": {"benchmarks", "standins", *LEVEL},
-    "scripts": {"scripts", "standins", *LEVEL},
+    "scripts": {"scripts", "benchmarks", "standins", *LEVEL},
 }
 """All of ours that each tree beside the product imports. Of `cluster`, a stand-in has the database's answers."""
 
@@ -227,7 +228,7 @@ def test_a_trainer_s_side_imports_nothing_of_the_server(path: Path) -> None:
 
 
 def test_nothing_of_the_server_imports_the_client() -> None:
-    above = {"client", "trainers", "cli"}
+    above = {"client", "trainers", "envs", "cli"}
     assert not [
         name_of(path)
         for path in MODULES

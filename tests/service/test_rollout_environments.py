@@ -25,7 +25,7 @@ def tasks():
     return [{"id": f"city {name}/1", "name": name} for name in ("Paris", "Rome", "Bern")]
 
 async def run(task, session):
-    async with chat(session, {"max_tokens": 8}) as talk:
+    async with chat(session, {"max_tokens": 40}) as talk:
         said = await talk.say([{"role": "user", "content": task["name"]}])
     if task["name"] == "Bern":
         raise ValueError("no bears")
@@ -43,31 +43,26 @@ def cities(tmp_path: Path) -> Environment:
     return environment(str(file), {})
 
 
-def opened(tmp_path: Path) -> RolloutFolder:
-    folder = RolloutFolder(tmp_path / "out")
-    folder.open(FACTS)
-    return folder
-
-
 async def test_an_interrupted_run_goes_on_and_leaves_every_rollout_once(live: Live, tmp_path: Path) -> None:
     for _ in range(8):
         live.says("In Paris.")
-    made, folder, said = cities(tmp_path), opened(tmp_path), io.StringIO()
+    made, folder, said = cities(tmp_path), RolloutFolder(tmp_path / "out"), io.StringIO()
     members = members_of(made, PLAN)
     async with Client(live.url) as client:
-        run = asyncio.create_task(run_rollouts(client, made, members, folder, PLAN, said))
-        while len(list(folder)) < 4:  # noqa: ASYNC110 - Rome waits; a folder is a file
-            await asyncio.sleep(0)
-        run.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await run
+        with folder.held(FACTS):
+            run = asyncio.create_task(run_rollouts(client, made, members, folder, PLAN, said))
+            while len(list(folder)) < 4:  # noqa: ASYNC110 - Rome waits; a folder is a file
+                await asyncio.sleep(0)
+            run.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await run
         assert (await live.call("GET", "/sessions")).json()["sessions"] == []
-        del folder
 
-        again = opened(tmp_path)
-        assert sorted(one.task for one in again) == ["city Bern/1"] * 2 + ["city Paris/1"] * 2
-        made._run.__globals__["STOP"].set()  # type: ignore[attr-defined]
-        await run_rollouts(client, made, members, again, PLAN, said)
+        again = RolloutFolder(tmp_path / "out")
+        with again.held(FACTS):
+            assert sorted(one.task for one in again) == ["city Bern/1"] * 2 + ["city Paris/1"] * 2
+            made._run.__globals__["STOP"].set()  # type: ignore[attr-defined]
+            await run_rollouts(client, made, members, again, PLAN, said)
     assert (await live.call("GET", "/sessions")).json()["sessions"] == []
 
     ended = {(one.task, one.number): one for one in again}

@@ -43,8 +43,8 @@ def rollout(options: dict[str, Any]) -> int:
     try:
         made = environment(own["env"], env_options)
         members = members_of(made, plan)
-        folder.open(plan.facts)
         with contextlib.ExitStack() as stack:
+            stack.enter_context(folder.held(plan.facts))
             stack.enter_context(ended_by_signals())
             server = None if own["url"] is not None else stack.enter_context(OwnServer.started(flags, say))
             url = own["url"] if server is None else server.url

@@ -81,9 +81,7 @@ class PythonFile:
         self._run = cast("Callable[[object, RolloutSession], Awaitable[Reward | None]]", getattr(module, "run", None))
         self._path = path
         if not callable(self._tasks) or not inspect.iscoroutinefunction(self._run):
-            raise WrongEnvironment(
-                f"{path} is no environment: it needs `def tasks()` and `async def run(task, session)`"
-            )
+            raise WrongEnvironment(f"{path} is no environment: it needs def tasks() and async def run(task, session)")
 
     def __repr__(self) -> str:
         return f"<PythonFile {self._path}>"

@@ -22,14 +22,14 @@ from typing import Any, cast
 from stenograph.client.samples import Reward
 from stenograph.client.session import RolloutSession
 from stenograph.envs.base import Task, WrongEnvironment
-from stenograph.envs.chat import Chat, chat
+from stenograph.envs.chat import SessionChat, chat
 
 CATEGORIES = ("multi_turn_base", "multi_turn_miss_func", "multi_turn_miss_param", "multi_turn_long_context")
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What is used of the package."""
+    """The used modules of the package."""
 
     utils: Any
     prompts: Any
@@ -78,9 +78,9 @@ class Bfcl:
         return [Task(id=one["id"], data=(one, truths[one["id"]])) for one in entries[:limit]]
 
     async def run(self, task: Task, session: RolloutSession) -> Reward:
-        """Play all turns; 1.0 or 0.0 by the package's check. Simulators run on threads."""
+        """TaskPlay all turns; 1.0 or 0.0 by the package's check. Simulators run on threads."""
         entry, truth = cast("tuple[dict[str, Any], list[list[str]]]", task.data)
-        play = Play(self._bench, deepcopy(entry), name=f"session_{session.id}")
+        play = TaskPlay(self._bench, deepcopy(entry), name=f"session_{session.id}")
         with play.simulated():
             async with chat(session, self._fields) as talk:
                 if not await play.run(talk):
@@ -89,7 +89,7 @@ class Bfcl:
 
 
 @dataclass(slots=True)
-class Play:
+class TaskPlay:
     """One task being played. `calls` are those of each turn, by step, as the check wants them. `name` keeps this
     session's simulators apart: the package has them by name."""
 
@@ -108,8 +108,8 @@ class Play:
             for name in [name for name in kept if name.startswith(self.name)]:
                 del kept[name]
 
-    async def run(self, talk: Chat) -> bool:
-        """Play the turns; False where one took too many steps."""
+    async def run(self, talk: SessionChat) -> bool:
+        """TaskPlay the turns; False where one took too many steps."""
         messages: list[Mapping[str, object]] = []
         functions: list[dict[str, Any]] = self.entry["function"]
         said_with_more = self.bench.prompts.DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_FC
@@ -122,7 +122,7 @@ class Play:
         return True
 
     async def _turn(
-        self, talk: Chat, messages: list[Mapping[str, object]], functions: Sequence[Mapping[str, Any]]
+        self, talk: SessionChat, messages: list[Mapping[str, object]], functions: Sequence[Mapping[str, Any]]
     ) -> bool:
         """Let the model call until it answers; whether it did in time."""
         tools, names = [self._tool(one) for one in functions], {str(one["name"]) for one in functions}

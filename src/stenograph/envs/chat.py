@@ -15,7 +15,7 @@ class ChatRefused(Exception):
     """The server did not answer a chat with a message; it has the status and the server's words."""
 
 
-class Chat:
+class SessionChat:
     """Chats of one session. `fields` go into each request (`max_tokens`, `temperature`, …)."""
 
     def __init__(self, session: RolloutSession, http: aiohttp.ClientSession, fields: Mapping[str, object]) -> None:
@@ -25,7 +25,7 @@ class Chat:
         self._fields = fields
 
     def __repr__(self) -> str:
-        return f"<Chat {self._url}>"
+        return f"<SessionChat {self._url}>"
 
     async def say(self, messages: Sequence[Message], *, tools: Sequence[object] = ()) -> dict[str, object]:
         """The assistant's message after these. Raises ChatRefused, and aiohttp's errors."""
@@ -38,7 +38,7 @@ class Chat:
 
 
 @asynccontextmanager
-async def chat(session: RolloutSession, fields: Mapping[str, object]) -> AsyncGenerator[Chat]:
+async def chat(session: RolloutSession, fields: Mapping[str, object]) -> AsyncGenerator[SessionChat]:
     """A chat of a session, without a time limit of its own: the rollout has one."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout()) as http:
-        yield Chat(session, http, fields)
+        yield SessionChat(session, http, fields)

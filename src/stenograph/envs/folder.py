@@ -11,10 +11,11 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, cast
+from typing import cast
 
 from stenograph.client.samples import DecodedSamples, Reward, decoded
 from stenograph.client.session import RolloutEnd
@@ -41,12 +42,11 @@ class EndedRollout:
 
 
 class RolloutFolder:
-    """The folder of one run. An open one is held until its process ends: no second run writes to it meanwhile."""
+    """The folder of one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._ended: dict[tuple[str, int], EndedRollout] = {}
-        self._lock: IO[str] | None = None
 
     def __repr__(self) -> str:
         return f"<RolloutFolder {self.path}, {len(self._ended)} rollouts>"
@@ -54,13 +54,20 @@ class RolloutFolder:
     def __iter__(self) -> Iterator[EndedRollout]:
         return iter(self._ended.values())
 
-    def open(self, facts: Mapping[str, object]) -> None:
-        """Make the folder, or go on with it, and hold it. Raises WrongEnvironment where another process holds it, and
-        where it is of another run, with the difference."""
+    @contextmanager
+    def held(self, facts: Mapping[str, object]) -> Generator[None]:
+        """While inside, the folder is there, has what it had, and no other run writes to it.
+
+        Raises WrongEnvironment where another run holds it, and where it is of other facts, with the difference.
+        """
+        with ExitStack() as stack:
+            self._open(stack, facts)
+            yield
+
+    def _open(self, stack: ExitStack, facts: Mapping[str, object]) -> None:
         try:
             (self.path / "samples").mkdir(parents=True, exist_ok=True)
-            self._lock = (self.path / "lock").open("w")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(stack.enter_context((self.path / "lock").open("w")), fcntl.LOCK_EX | fcntl.LOCK_NB)
             run = self.path / "run.json"
             if run.exists():
                 self._check(cast("Mapping[str, object]", json.loads(run.read_text())), facts)

@@ -137,7 +137,7 @@ def numbers(ended: list[EndedRollout]) -> list[float]:
 
 
 def summary(folder: RolloutFolder) -> list[str]:
-    """What a run left, in lines: ends, tokens, rewards by group, failures by cause."""
+    """A run's results, in lines: ends, tokens, rewards by group, failures by cause."""
     ended = list(folder)
     ends = Counter(one.end for one in ended)
     rewards = numbers(ended)

@@ -2,6 +2,8 @@
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,59 +30,59 @@ ENDED = EndedRollout(
 )
 
 
-def opened(path: Path) -> RolloutFolder:
+@contextmanager
+def opened(path: Path) -> Iterator[RolloutFolder]:
     folder = RolloutFolder(path)
-    folder.open(FACTS)
-    return folder
+    with folder.held(FACTS):
+        yield folder
 
 
 @given(num_kept=st.integers(0, 4), cut=st.integers(0, 400))
 def test_a_run_cut_anywhere_keeps_the_whole_lines_and_goes_on(num_kept: int, cut: int) -> None:
     with TemporaryDirectory() as name:
         path = Path(name)
-        folder = opened(path)
-        for number in range(num_kept):
-            folder.add(replace(ENDED, number=number), b"payload")
+        with opened(path) as folder:
+            for number in range(num_kept):
+                folder.add(replace(ENDED, number=number), b"payload")
         log = path / "rollouts.jsonl"
         size = log.stat().st_size if num_kept else 0
         if size:
             os.truncate(log, max(0, size - cut))
         num_whole = log.read_bytes().count(b"\n") if size else 0
-        del folder
-        again = opened(path)
-        assert [one.number for one in again] == list(range(num_whole))
-        again.add(replace(ENDED, number=9), b"payload")
-        del again
-        assert [one.number for one in opened(path)] == [*range(num_whole), 9]
+        with opened(path) as again:
+            assert [one.number for one in again] == list(range(num_whole))
+            again.add(replace(ENDED, number=9), b"payload")
+        with opened(path) as last:
+            assert [one.number for one in last] == [*range(num_whole), 9]
 
 
 def test_rollouts_lost_by_infrastructure_or_cut_off_are_to_be_run_again(tmp_path: Path) -> None:
-    folder = opened(tmp_path)
-    for number, end in enumerate(("ok", "agent_failed", "infra_failed", "aborted")):
-        folder.add(replace(ENDED, number=number, end=end, samples=None), None)  # type: ignore[arg-type]
+    with opened(tmp_path) as folder:
+        for number, end in enumerate(("ok", "agent_failed", "infra_failed", "aborted")):
+            folder.add(replace(ENDED, number=number, end=end, samples=None), None)  # type: ignore[arg-type]
     assert [folder.is_done("a", number) for number in range(5)] == [True, True, False, False, False]
 
 
 def test_a_folder_of_another_run_is_refused_with_the_difference(tmp_path: Path) -> None:
-    folder = RolloutFolder(tmp_path)
-    folder.open(FACTS)
-    del folder
-    with pytest.raises(WrongEnvironment, match="a run with seed 0, and this one has 1: name another folder"):
-        RolloutFolder(tmp_path).open({**FACTS, "seed": 1})
+    with opened(tmp_path):
+        pass
+    other = RolloutFolder(tmp_path).held({**FACTS, "seed": 1})
+    with pytest.raises(WrongEnvironment, match="a run with seed 0, and this one has 1: name another folder"), other:
+        pass
 
 
 def test_a_folder_that_another_run_holds_is_refused(tmp_path: Path) -> None:
-    held = opened(tmp_path)
-    with pytest.raises(WrongEnvironment, match="another run writes to"):
-        opened(tmp_path)
+    said = pytest.raises(WrongEnvironment, match="another run writes to")
+    with opened(tmp_path) as held, said, opened(tmp_path):
+        pass
     assert not list(held)
 
 
 @pytest.mark.parametrize("line", ["[]", "{}", '{"task": 1', "\xff", json.dumps({"task": "a", "what": 1})])
 def test_a_list_of_other_lines_is_refused(tmp_path: Path, line: str) -> None:
     (tmp_path / "rollouts.jsonl").write_bytes(line.encode("latin-1") + b"\n")
-    with pytest.raises(WrongEnvironment, match="is no list of rollouts"):
-        opened(tmp_path)
+    with pytest.raises(WrongEnvironment, match="is no list of rollouts"), opened(tmp_path):
+        pass
 
 
 @given(st.text(max_size=300), st.integers(0, 9))
