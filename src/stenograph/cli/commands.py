@@ -54,7 +54,7 @@ The exit code is the command's, or 128 + N where signal N ended it.
 ROLLOUT_EXAMPLES = """\
 examples:
   stenograph rollout reasoning-gym:leg_counting --out legs --group-size 8 --num-tasks 100
-      the small model on questions of reasoning-gym (pip install reasoning-gym), eight rollouts of each
+      the small model on questions of reasoning-gym (the extra envs), eight rollouts of each
   stenograph rollout my_env.py --out mine --url http://127.0.0.1:8080 --concurrency 64
       your own: def tasks() gives a list, async def run(task, session) the reward; on a server that runs
 

@@ -51,7 +51,7 @@ def _bench() -> Bench:
         )
     except ImportError as error:
         raise WrongEnvironment(
-            f"bfcl-eval is not installed ({error}): pip install --no-deps bfcl-eval; pip install filelock mpmath"
+            f"bfcl-eval is not there ({error}): pip install -e '.[envs]', and the wheel bfcl-eval with --no-deps"
         ) from error
 
 

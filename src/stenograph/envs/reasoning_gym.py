@@ -25,7 +25,7 @@ class ReasoningGym:
         try:
             self._gym: Any = importlib.import_module("reasoning_gym")
         except ImportError as error:
-            raise WrongEnvironment(f"reasoning-gym is not installed ({error}): pip install reasoning-gym") from error
+            raise WrongEnvironment(f"reasoning-gym is not there ({error}): pip install -e '.[envs]'") from error
         known = sorted(cast("Mapping[str, object]", self._gym.factory.DATASETS))
         if which not in known:
             near = get_close_matches(which, known, n=8, cutoff=0.3) or known[:8]
