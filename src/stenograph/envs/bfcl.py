@@ -165,13 +165,13 @@ class TaskPlay:
         shown = {name: function[name] for name in ("name", "description")}
         return {"type": "function", "function": {**shown, "parameters": self._schema(function["parameters"])}}
 
-    def _schema(self, schema: Any) -> Any:
+    def _schema(self, schema: object) -> object:
         """A JSON Schema of the package's own: its types have other names."""
         if isinstance(schema, list):
-            return [self._schema(one) for one in cast("list[Any]", schema)]
+            return [self._schema(one) for one in cast("list[object]", schema)]
         if not isinstance(schema, dict):
             return schema
-        found = {name: self._schema(value) for name, value in cast("dict[str, Any]", schema).items()}
+        found = {name: self._schema(value) for name, value in cast("dict[str, object]", schema).items()}
         if isinstance(kind := found.get("type"), str):
             found["type"] = self.bench.types.get(kind, "string")
         return found
