@@ -111,6 +111,7 @@ TASK_OWNERS = {
     "cluster/all_moments": "streams of other workers, which the last viewer cancels and aclose awaits",
     "http/proxy_route": "the handler owns its exchange and awaits it on exit",
     "http/connection": "hands its tasks to the server's set, which uvicorn's shutdown awaits",
+    "cluster/forwarding": "the request owns what sends its body on, and awaits it",
     "cluster/postgres/store": "owns its lease, its writer and what it asks; aclose awaits them",
     "cluster/worker": "owns what tells the other workers of a state; aclose cancels and awaits it",
     "client/sync": "waits for what it begins on the loop of its thread",

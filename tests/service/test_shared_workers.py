@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from standins.shared_rows import MemoryRows, SharedTables
-from stenograph.cluster.postgres.owner_name import OwnerName
+from stenograph.cluster.postgres.shared_rows import OwnerName
 from stenograph.cluster.postgres.store import PostgresStore
 from stenograph.core.clock import SystemClock
 from stenograph.core.types import SessionId

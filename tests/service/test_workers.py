@@ -308,6 +308,14 @@ async def test_lists_metrics_and_readiness_are_those_of_all(workers: Workers) ->
     assert health[0] == health[1]
 
 
+async def test_a_client_is_not_taken_for_a_worker_that_passes_its_request_on(workers: Workers) -> None:
+    """Each of the workers that are asked would ask all of them again."""
+    for live in workers.lives:
+        assert (await live.call("GET", "/metrics", x_stenograph_client="-")).status == 200
+        assert (await live.call("POST", "/workers/abort", x_stenograph_client="-")).status == 404
+    assert sum(len(server.server_state.connections) for server in workers.servers) < 10
+
+
 async def test_keys_are_asked_for_once_and_by_the_worker_that_serves(start: Start) -> None:
     async with start(api_key=("secret",)) as workers:
         key = {"authorization": "Bearer secret"}
@@ -419,10 +427,11 @@ async def test_a_body_that_comes_after_its_answer_does_not_end_the_way(renderer:
     (place,) = places(tmp_path, 1)
     async with serving(place, engine, renderer):
         reader, writer = await asyncio.open_unix_connection(place.sockets[0])
-        writer.write(b"PROXY UNKNOWN\r\n")
         assert await reader.readexactly(1) == GREETING
         for _ in range(3):
-            writer.write(b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4\r\n\r\n")
+            writer.write(
+                b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\nx-stenograph-client: -\r\ncontent-length: 4\r\n\r\n"
+            )
             head = await reader.readuntil(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 404")
             (length,) = re.findall(rb"content-length: ([0-9]+)", head)

@@ -109,12 +109,9 @@ class AllMoments:
 
     async def _listen(self, worker: int) -> None:
         """Hear a worker's moments, a line each, until its stream ends. Raises WorkerUnavailable."""
-        async with self._peers.reading(worker, WATCH_PATH, b"") as stream, aclosing(stream.pieces()) as pieces:
-            rest = b""
-            async for piece in pieces:
-                *lines, rest = (rest + piece).split(b"\n")
-                if lines:
-                    self._hear(worker, lines[-1])
+        async with self._peers.reading(worker, WATCH_PATH, b"") as stream, aclosing(stream.lines()) as lines:
+            async for line in lines:
+                self._hear(worker, line)
 
     def _hear(self, worker: int, said: bytes) -> None:
         self._said[worker] = (asyncio.get_running_loop().time(), said)

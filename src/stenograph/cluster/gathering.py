@@ -10,7 +10,6 @@ knows only its own engines; the answer names the servers not asked.
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 import msgspec
@@ -21,7 +20,8 @@ from stenograph.cluster.leased_owners import LeasedOwners
 from stenograph.cluster.owners import number_of
 from stenograph.cluster.peer_connection import is_passed_on, is_workers_own
 from stenograph.cluster.peer_routes import KEY_HEADER, OPENED_PATH
-from stenograph.cluster.peers import DROPPED, PeerAnswer, Peers, for_asker, named
+from stenograph.cluster.peers import PeerAnswer, Peers, for_asker, named
+from stenograph.cluster.way import end_to_end
 from stenograph.core.errors import (
     IdempotencyMismatch,
     SessionElsewhere,
@@ -41,9 +41,6 @@ LOOK_S = 5.0
 """Longest time for a worker to answer a cheap question."""
 
 MAX_BODY_BYTES = 2**20
-
-_OURS = DROPPED | {"server", "date"}
-"""Headers of another process's answer, written anew by the server."""
 
 NOT_ASKED = b"x-stenograph-not-asked"
 """Header of an answer by one server: the addresses of the others, with commas."""
@@ -360,7 +357,7 @@ async def _naming_others(leases: LeasedOwners, send: Send) -> Send:
 
 
 async def _send(send: Send, answer: PeerAnswer) -> None:
-    headers: list[Any] = [(name, value) for name, value in answer.headers if name.decode("latin-1") not in _OURS]
+    headers = [pair for pair in end_to_end(answer.headers) if pair[0] not in (b"server", b"date")]
     headers.append((b"content-length", str(len(answer.body)).encode()))
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     await send({"type": "http.response.body", "body": answer.body})

@@ -5,12 +5,11 @@ owner ends, and each owner's number stands on the page of the workers' counts. O
 """
 
 from collections import OrderedDict
-from functools import partial
 
-from stenograph.cluster.owners import Found, Owner
+from stenograph.cluster.owners import Owner
 from stenograph.cluster.peers import Peer
 from stenograph.cluster.place import WorkerPlace
-from stenograph.cluster.postgres.owner_name import OwnerName
+from stenograph.cluster.postgres.shared_rows import OwnerName
 from stenograph.cluster.postgres.store import PostgresStore, held_elsewhere
 from stenograph.core.errors import SessionElsewhere, StorageUnavailable
 from stenograph.core.types import SessionId
@@ -52,13 +51,13 @@ class LeasedOwners:
         """Let go of the sessions in memory if they may be another's by now. Called before a request is looked at."""
         self._store.owner.held()
 
-    def owner_of(self, session_id: str) -> Found:
+    async def owner_of(self, session_id: str) -> Owner | None:
         self.settle()
         if self._manager.sessions.has(session_id):
             return None
         known = self._known.get(session_id)
         if known is None or self._place is None or self._place.page.owner(known[0]) != known[1]:
-            return partial(self._found, session_id)
+            return await self._found(session_id)
         self._known.move_to_end(session_id)
         return self._place.owners.worker(known[0])
 

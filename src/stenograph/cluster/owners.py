@@ -5,10 +5,10 @@ With `--workers` it is seen from the id. `LeasedOwners`, of a database, are anot
 
 import re
 import zlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from stenograph.core.errors import StenographError, WorkerUnavailable
 
@@ -44,15 +44,10 @@ class Owner:
         )
 
 
-Finding = Callable[[], Coroutine[Any, Any, "Owner | None"]]
-Found = Owner | Finding | None
-"""The process of a session; where it is not known without waiting, a way to find out."""
-
-
 class Owners(Protocol):
     """Knows the process of each session. None: this process, or none; the request is served here."""
 
-    def owner_of(self, session_id: str) -> Found:
+    async def owner_of(self, session_id: str) -> Owner | None:
         """The other process with the session of this id."""
         ...
 
@@ -92,7 +87,7 @@ class FileOwners:
         """A worker; None: this process."""
         return self._owners[number]
 
-    def owner_of(self, session_id: str) -> Owner | None:
+    async def owner_of(self, session_id: str) -> Owner | None:
         return self._owners[int(session_id[:2], 16) % len(self._owners)]
 
     def opener_of(self, key: bytes) -> Owner | None:

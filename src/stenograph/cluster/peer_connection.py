@@ -1,36 +1,34 @@
-"""The connection of another worker, to pass a client's request on: the client's connection, one step further away.
+"""The connection of another worker: with its own questions, and with requests of clients passed on.
 
-It begins with a line naming the client (the PROXY protocol, version 1), is greeted with one byte, and carries the
-client's requests and their answers as they are. Between two requests one byte says: the last answer has left for
-the client, its last byte included. A client's hanging up closes the connection. A connection without the line is
-another worker's own: it asks on its own behalf.
+It greets with a byte: a socket outlives its worker, so a connection alone says nothing. A header of a request passed on
+names its client. A byte between two requests says: the last answer has left for the client, its last byte included.
+A client's hanging up closes the connection.
 """
 
 import asyncio
-import re
 from typing import Any
 
 from starlette.types import Scope
 
 from stenograph.http.connection import Bytes, ClientConnection
+from stenograph.http.wire import headers_of
 
 GREETING = b"+"
 DELIVERED = b"\x06"
 """Never the first byte of a request."""
+CLIENT = b"x-stenograph-client"
+"""Header with the addresses of a client and of its connection here, by spaces; "-" where they are not known."""
 
 _PEER, _PASSED_ON = "stenograph.peer", "stenograph.passed_on"
-_CLIENT = re.compile(rb"PROXY (?:UNKNOWN|TCP[46] (\S+) (\S+) ([0-9]+) ([0-9]+))\r\n")
-_MAX_LINE_BYTES = 107
-"""Source: the PROXY protocol, section 2.1."""
 _FOR_EVER_S = 10.0**9
 
 
-def client_line(client: tuple[str, int] | None, server: tuple[str, int | None] | None) -> bytes:
-    """The line with a client and the address it came to."""
+def client_named(scope: Scope) -> bytes:
+    """The value of `CLIENT` for a client's request."""
+    client, server = scope["client"], scope["server"]
     if client is None or server is None:
-        return b"PROXY UNKNOWN\r\n"
-    family = "TCP6" if ":" in client[0] else "TCP4"
-    return f"PROXY {family} {client[0]} {server[0]} {client[1]} {server[1] or 0}\r\n".encode()
+        return b"-"
+    return f"{client[0]} {client[1]} {server[0]} {server[1] or 0}".encode()
 
 
 def is_passed_on(scope: Scope) -> bool:
@@ -44,24 +42,21 @@ def is_workers_own(scope: Scope) -> bool:
 
 
 class PeerConnection(ClientConnection):
-    """A client's requests, as another worker passes them on."""
+    """A worker's requests, its clients' among them."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.keep_alive_s = _FOR_EVER_S  # the other worker closes it, with its client's
-        self._line: bytes | None = b""
-        self._is_clients = False
+        self.keep_alive_s = _FOR_EVER_S  # the other worker closes it
         self._has_left: asyncio.Future[bool] | None = None
+        """Of a client's request."""
         self._shuts_down = False
 
     def __repr__(self) -> str:
         return f"<PeerConnection of {self.client}>"
 
-    def data_received(self, data: bytes) -> None:
-        if self._line is not None:
-            data = self._take_line(self._line + data)
-        if data:
-            super().data_received(data)
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.transport.write(GREETING)
 
     def _take_head(self, data: bytes) -> Bytes:
         """Take bytes of a head. Before it, in one read with the rest of a body answered early, there may
@@ -74,10 +69,21 @@ class PeerConnection(ClientConnection):
             self.transport.close()
         return data[1:]
 
+    def _begin(self, scope: Scope, *, keeps_connection: bool) -> None:
+        named = headers_of(scope).pop(CLIENT, None)
+        scope["extensions"] = {**self.extensions, _PEER if named is None else _PASSED_ON: {}}
+        self._has_left = None if named is None else self.loop.create_future()
+        if named is not None:
+            scope["headers"] = [pair for pair in scope["headers"] if pair[0] != CLIENT]
+            if named != b"-":
+                client, client_port, server, server_port = named.decode().split(" ")
+                scope["client"], scope["server"] = (client, int(client_port)), (server, int(server_port))
+        super()._begin(scope, keeps_connection=keeps_connection)
+
     def _close_answered(self) -> None:
         """Close, unless it is a client's: the other worker reads that the answer is the last, reports its departure,
         and closes then."""
-        if not self._is_clients:
+        if self._has_left is None:
             super()._close_answered()
 
     def shutdown(self) -> None:
@@ -86,30 +92,6 @@ class PeerConnection(ClientConnection):
             self.request.keeps_connection = False
         else:
             super().shutdown()
-
-    def _take_line(self, data: bytes) -> bytes:
-        """Take the optional line before the first request; give back the bytes after it."""
-        if not b"PROXY ".startswith(data[:6]):
-            self._line = None
-            return data
-        found = _CLIENT.match(data)
-        if found is None:
-            self._line = data
-            if len(data) > _MAX_LINE_BYTES:
-                self.transport.close()
-            return b""
-        self._line = None
-        self._is_clients = True
-        if found[1] is not None:
-            self.client = (found[1].decode(), int(found[3]))
-            self.server = (found[2].decode(), int(found[4]))
-        self.transport.write(GREETING)
-        return data[found.end() :]
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.extensions[_PASSED_ON if self._is_clients else _PEER] = {}
-        self._has_left = self.loop.create_future() if self._is_clients else None
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._has_left is not None and not self._has_left.done():

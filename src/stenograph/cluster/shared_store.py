@@ -3,28 +3,26 @@
 A server of one process without `--store` never imports it; with `--workers`, `Cluster` wires the processes as well.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import cast
 
-from starlette.types import ASGIApp, Scope
+from starlette.types import ASGIApp
 
-from stenograph.cluster.forwarding import PATIENCE_S, Forwarded, ForwardingConnection
+from stenograph.cluster.forwarding import PATIENCE_S, Forwarded, Forwarding
 from stenograph.cluster.gathering import Gathering
 from stenograph.cluster.leased_owners import LeasedOwners
 from stenograph.cluster.owners import Owners
 from stenograph.cluster.parts import SharedParts
 from stenograph.cluster.peers import Peers
 from stenograph.cluster.place import WorkerPlace
-from stenograph.cluster.postgres.owner_name import OwnerName
 from stenograph.cluster.postgres.schema import check_connections, prepare
 from stenograph.cluster.postgres.server import NUM_CONNECTIONS, PostgresRows
+from stenograph.cluster.postgres.shared_rows import OwnerName
 from stenograph.cluster.postgres.store import PostgresStore
 from stenograph.core.clock import SystemClock
 from stenograph.core.errors import StorageUnavailable
 from stenograph.http.bulk_parts import OwnParts, SessionParts
-from stenograph.http.connection import connections_of
 from stenograph.http.metric_table import COUNTER, GAUGE, row
 from stenograph.http.metrics import Metrics
 from stenograph.http.mounts import WebGuard
@@ -194,7 +192,7 @@ class Cluster(Processes):
         return self._settings.request_timeout_s + self._settings.abort_grace_s
 
     def serving(self, guarded: ASGIApp, app: ServedApp) -> ASGIApp:
-        return Gathering(
+        gathering = Gathering(
             guarded,
             app,
             self.rows,
@@ -205,6 +203,23 @@ class Cluster(Processes):
             by_credential=not self._settings.api_key,
             long_s=self._answer_s,
         )
+        owners = self._owners()
+        if owners is None:
+            return gathering
+        guard = cast("WebGuard", guarded)
+        return Forwarding(
+            gathering,
+            app,
+            owners=owners,
+            peers=self._peers,
+            of_server={row.path for row in self.rows if row.who is Who.SERVER},
+            by_credential=not self._settings.api_key,
+            objects=lambda scope: guard.judged(scope)[1] is not None,
+            forwarded=self._forwarded,
+            passed_on=self._passed_on,
+            patience_s=self._patience_s,
+            answer_s=self._answer_s,
+        )
 
     def _of_workers(self) -> ASGIApp | None:
         """The routes between the workers of the server; None: it has one process."""
@@ -213,32 +228,6 @@ class Cluster(Processes):
     def _owners(self) -> Owners | None:
         """Knows the process of each session; None: this process has all."""
         return self.leases
-
-    def connections(self, settings: Settings, app: ServedApp) -> type[asyncio.Protocol]:
-        """Makes the connections of clients; they pass requests on."""
-        owners = self._owners()
-        if owners is None:
-            return super().connections(settings, app)
-        guard = WebGuard(cast("ASGIApp", app), settings, app.metrics, app.refuse)
-
-        def objects(scope: Scope) -> bool:
-            return guard.judged(scope)[1] is not None
-
-        return connections_of(
-            settings,
-            app.metrics,
-            app.refuse,
-            ForwardingConnection,
-            owners=owners,
-            of_server={row.path for row in self.rows if row.who is Who.SERVER},
-            by_credential=not settings.api_key,
-            refuse_at=app.refuse_at,
-            objects=objects,
-            forwarded=self._forwarded,
-            passed_on=self._passed_on,
-            patience_s=self._patience_s,
-            answer_s=self._answer_s,
-        )
 
     async def aclose(self) -> None:
         await self._peers.aclose()

@@ -14,7 +14,7 @@ import importlib
 import json
 import os
 import tempfile
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -99,12 +99,12 @@ class TaskPlay:
     calls: list[list[list[str]]] = field(default_factory=list[list[list[str]]])
 
     @contextlib.contextmanager
-    def simulated(self) -> Generator[None]:
+    def simulated(self) -> Iterator[None]:
         """While inside, the simulators are there; the package keeps them among its globals."""
         try:
             yield
         finally:
-            kept: dict[str, object] = vars(self.bench.simulators)
+            kept = vars(self.bench.simulators)
             for name in [name for name in kept if name.startswith(self.name)]:
                 del kept[name]
 

@@ -15,7 +15,7 @@ import asyncio
 import enum
 import functools
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import unquote
@@ -72,17 +72,15 @@ class Deadlines:
 
 
 def connections_of(
-    settings: Settings, metrics: Metrics, refuse: Refuse, kind: "type[ClientConnection] | None" = None, **more: object
+    settings: Settings, metrics: Metrics, refuse: Refuse, kind: "type[ClientConnection] | None" = None
 ) -> type[asyncio.Protocol]:
-    """Makes a server's connections, of a `kind` with the arguments `more`. It is uvicorn's `http`: uvicorn only calls
-    it."""
+    """Makes a server's connections, of a `kind`. It is uvicorn's `http`: uvicorn only calls it."""
     deadlines = Deadlines(header_timeout_s=settings.header_timeout_s, body_timeout_s=settings.body_timeout_s)
     made = functools.partial(
         kind or ClientConnection,
         deadlines=deadlines,
         refuse=refuse,
         on_refused=functools.partial(count_error, metrics),
-        **more,  # type: ignore[arg-type]
     )
     return cast("type[asyncio.Protocol]", made)
 
@@ -98,8 +96,6 @@ class RequestPhase(enum.Enum):
     """The same, and the bytes after it are not HTTP."""
     REFUSED = enum.auto()
     """The client was answered with an error, or hung up on."""
-    ELSEWHERE = enum.auto()
-    """Another process serves the request."""
 
 
 _HEAD, _BODY, _ANSWER = RequestPhase.HEAD, RequestPhase.BODY, RequestPhase.ANSWER
@@ -184,8 +180,6 @@ class ClientConnection(DeliveryConnection):
                 rest = self._take_body(rest)
             elif phase is _ANSWER and self.request is not None and self.request.is_answered:
                 self._phase, self._head_since = _HEAD, self.loop.time()
-            elif phase is RequestPhase.ELSEWHERE:
-                rest = self._pass_on(rest)
             else:
                 self._take_unasked(rest)
                 return
@@ -226,10 +220,6 @@ class ClientConnection(DeliveryConnection):
             self._body_flows(len(data))
         return rest
 
-    def _pass_on(self, data: Bytes) -> Bytes:
-        """Take bytes of a request served by another process; return those after it."""
-        raise AssertionError("a server of one process serves every request itself")
-
     def _take_unasked(self, data: Bytes) -> None:
         """Take bytes outside any served request: a pipelined one, or bytes after a refused one."""
         if self._phase is _ANSWER and bytes(data).strip(b"\r\n"):
@@ -247,7 +237,7 @@ class ClientConnection(DeliveryConnection):
             # To another protocol, which we do not speak: the request is answered, and nothing after it is HTTP.
             if self._phase is _HEAD:
                 self._decline_offer(bytes(data))
-            elif self._phase is not RequestPhase.ELSEWHERE:
+            else:
                 self._phase = RequestPhase.LAST_ANSWER
                 assert self.request is not None, "its head is whole"
                 self.request.keeps_connection = False
@@ -320,15 +310,10 @@ class ClientConnection(DeliveryConnection):
             awaits_continue=self._is_unread,
             on_answered=self._answered,
         )
-        self.begin_task(request.run(self._app))
-
-    def begin_task(self, work: Coroutine[Any, Any, None], name: str | None = None) -> "asyncio.Task[None]":
-        """Begin a task of this connection. The server's shutdown awaits it, and cancels it at last."""
-        task = self.loop.create_task(work, name=name)
-        tasks = self.server_state.tasks
+        task = self.loop.create_task(request.run(self._app))
+        tasks = self.server_state.tasks  # the server's shutdown awaits them, and cancels them at last
         tasks.add(task)
         task.add_done_callback(tasks.discard)
-        return task
 
     def on_body(self, body: bytes) -> None:
         if self._phase is _BODY and self.request is not None:

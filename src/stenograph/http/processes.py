@@ -15,7 +15,6 @@ from uvicorn.server import ServerState
 
 from stenograph.core.errors import StenographError, StorageUnavailable
 from stenograph.dialects.base import Refusal, Refuse
-from stenograph.http.connection import connections_of
 from stenograph.http.metrics import Metrics
 from stenograph.http.route import Route
 from stenograph.http.settings import Settings
@@ -223,10 +222,6 @@ class Processes:
     def serving(self, guarded: ASGIApp, app: ServedApp) -> ASGIApp:
         """The application, behind the answers common to all processes."""
         return guarded
-
-    def connections(self, settings: Settings, app: ServedApp) -> type[asyncio.Protocol]:
-        """Makes the connections of clients."""
-        return connections_of(settings, app.metrics, app.refuse)
 
     async def listen(self, config: uvicorn.Config, state: ServerState) -> Sequence[asyncio.Server]:
         """Take the connections of the other processes."""

@@ -338,7 +338,8 @@ class ServedRequest(Struct, kw_only=True, eq=False):
             lines.append(HEADER_LINE((name, value)))
         if not self.keeps_connection and not says_close:
             lines.append(b"connection: close\r\n")
-        if self._is_chunked is None and self.scope["method"] != "HEAD" and status not in _WITHOUT_BODY:
+        is_framed = self._is_chunked is not None or self.scope["http_version"] == "1.0"  # ended by the connection's end
+        if not is_framed and self.scope["method"] != "HEAD" and status not in _WITHOUT_BODY:
             self._is_chunked = True
             lines.append(b"transfer-encoding: chunked\r\n")
         lines.append(b"\r\n")
@@ -350,6 +351,8 @@ class ServedRequest(Struct, kw_only=True, eq=False):
         elif self._is_chunked:
             chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
             self.transport.write(chunk + b"0\r\n\r\n" if is_last else chunk)
+        elif self._is_chunked is None:
+            self.transport.write(body)
         else:
             self._num_left -= len(body)
             if self._num_left < 0:

@@ -18,6 +18,7 @@ from stenograph.core.errors import StorageLost
 from stenograph.core.settings import Switch
 from stenograph.engine.base import Engine
 from stenograph.http.app import make_app
+from stenograph.http.connection import connections_of
 from stenograph.http.engines import make_engine
 from stenograph.http.lifecycle import keep_house, start_engine, tell_of_lost_sessions, tell_of_readiness, tell_of_signal
 from stenograph.http.listen import url_of
@@ -111,7 +112,7 @@ def uvicorn_config(app: App, settings: Settings, processes: Processes) -> uvicor
     """The configuration of uvicorn."""
     return uvicorn.Config(
         processes.serving(WebGuard(app, settings, app.metrics, app.refuse), app),
-        http=processes.connections(settings, app),
+        http=connections_of(settings, app.metrics, app.refuse),
         ws="none",
         access_log=False,
         log_config=None,

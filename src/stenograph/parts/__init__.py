@@ -6,11 +6,13 @@
 # ruff: noqa: RUF009  (`setting` makes dataclass fields)
 
 import enum
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import urlsplit
 
-from stenograph.core.settings import Section, Switch, choice, folder, matching, seconds, setting, whole_number
+from stenograph.core.settings import Kind, Section, Switch, choice, folder, matching, seconds, setting, whole_number
 
 POSTGRES = r"postgres(ql)?://[^\s]+"
 """An address of a database to keep sessions in."""
@@ -107,6 +109,16 @@ class TraceSettings:
     )
 
 
+def _server_address(value: object) -> str:
+    """An address of a server. Raises ValueError."""
+    if not isinstance(value, str) or not re.fullmatch(r"https?://[^\s/?#@]+", value):
+        raise ValueError
+    url = urlsplit(value)  # it refuses brackets without an address in them
+    if not url.hostname or url.port == 0:  # and `port` a number that is none
+        raise ValueError
+    return value
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClusterSettings:
     """Settings of one server of several processes, and of servers sharing a database."""
@@ -129,7 +141,7 @@ class ClusterSettings:
     )
     advertise_url: str | None = setting(
         None,
-        matching(r"https?://[^\s/?#@]+", "an address like http://10.0.0.5:8080, without a path"),
+        Kind(expected="an address like http://10.0.0.5:8080, without a path", read=_server_address),
         "With `--store`: the address under which the other servers reach this one.",
         shown="that of --host and --port",
     )

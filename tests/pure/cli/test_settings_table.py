@@ -1,5 +1,6 @@
 """Settings: file < environment < flag, and a mistake stops the start in one line that names it."""
 
+import re
 import tomllib
 from collections.abc import Callable
 from dataclasses import is_dataclass
@@ -105,7 +106,13 @@ def _from_all_sources(texts: dict[str, str], tmp_path: Path) -> CommandSettings:
         ({"store": "postgresql://db/x", "host": "0.0.0.0"}, "give --advertise-url"),
         ({"advertise_url": "http://10.0.0.5:80"}, "give --store, too"),
         ({"lease": "2"}, "give --store, too"),
-        ({"store": "postgresql://db/x", "advertise_url": "http://10.0.0.5/x"}, "without a path"),
+        *(
+            (
+                {"store": "postgresql://db/x", "advertise_url": url},
+                f"bad value '{re.escape(url)}' for --advertise-url.*8080",
+            )
+            for url in ("http://10.0.0.5/x", "http://[x", "http://[x]", "http://a:99999", "http://a:b", "http://:80")
+        ),
     ],
 )
 def test_settings_of_a_shared_database_fit_each_other(given: dict[str, str], said: str):

@@ -17,6 +17,26 @@ from stenograph.store.codec.rows import Totals
 from stenograph.store.groups import NewRow, NewSession
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerName:
+    """An owner's name: `server` is an address, `worker` its number where the server has several: `http://10.0.0.5:8080#1`.
+
+    Every worker passes others' requests on, so other servers need the address alone.
+    """
+
+    server: str
+    worker: int | None = None
+
+    def __str__(self) -> str:
+        return self.server if self.worker is None else f"{self.server}#{self.worker}"
+
+    @classmethod
+    def of(cls, text: str) -> "OwnerName":
+        """The name written so."""
+        server, _, worker = text.partition("#")
+        return cls(server=server, worker=int(worker) if worker else None)
+
+
 class DatabaseAway(Exception):
     """The database has not answered: the request may have been done, may be done yet, or never."""
 

@@ -18,8 +18,15 @@ from typing import Any, TypeVar
 
 from stenograph.cluster.postgres.lease import OwnerLease
 from stenograph.cluster.postgres.owner import AWAY, OwnerSeat, SharedOwner, pause
-from stenograph.cluster.postgres.owner_name import OwnerName
-from stenograph.cluster.postgres.shared_rows import Claimed, DatabaseAway, Deletion, EndMove, HeldBy, SharedRows
+from stenograph.cluster.postgres.shared_rows import (
+    Claimed,
+    DatabaseAway,
+    Deletion,
+    EndMove,
+    HeldBy,
+    OwnerName,
+    SharedRows,
+)
 from stenograph.core.clock import Clock
 from stenograph.core.errors import SessionElsewhere, StenographError, StorageUnavailable
 from stenograph.core.types import SessionId
