@@ -104,7 +104,7 @@ class TaskPlay:
         try:
             yield
         finally:
-            kept = vars(self.bench.simulators)
+            kept = cast("dict[str, object]", vars(self.bench.simulators))
             for name in [name for name in kept if name.startswith(self.name)]:
                 del kept[name]
 

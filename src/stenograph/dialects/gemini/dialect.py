@@ -46,7 +46,9 @@ _ALT: dict[str, object] = {
 }
 
 
-def _call(method: str, reply: object, *, more: str = "", **facts: Any) -> DialectCall:
+def _call(
+    method: str, reply: object, *, more: str = "", parameters: tuple[dict[str, object], ...] = (), **facts: Any
+) -> DialectCall:
     """A method's row."""
     return DialectCall(
         path="/{version}/models/{model}:{method}",
@@ -56,7 +58,8 @@ def _call(method: str, reply: object, *, more: str = "", **facts: Any) -> Dialec
         body=WireGenerateRequest,
         reply=reply,
         error_body=GeminiErrorBody,
-        **{"parameters": (_MODEL,), **facts},
+        parameters=(_MODEL, *parameters),
+        **facts,
     )
 
 
@@ -72,7 +75,7 @@ _STREAM = _call(
     list[GenerateContentResponse],
     about="The reply's events; a stream that fails ends with an error.",
     media=("text/event-stream", "application/json"),
-    parameters=(_MODEL, _ALT),
+    parameters=(_ALT,),
 )
 _COUNT = _call(
     "countTokens",
