@@ -186,6 +186,7 @@ def _mount(mountpoint: Path, kept: Path) -> None:
             }
             self.num_made = 1 + max((int(one.name) for one in kept.iterdir() if one.name.isdecimal()), default=0)
             self.open_files: dict[int, Inode] = {}
+            self.modes: dict[str, int] = {}
             self.lies = False
 
         def init(self, path: str) -> None:
@@ -223,9 +224,14 @@ def _mount(mountpoint: Path, kept: Path) -> None:
 
         def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
             inode = self.open_files[fh] if fh in self.open_files else self._found(path)
-            kind = stat.S_IFDIR | 0o755 if inode is None else stat.S_IFREG | 0o644
+            kind = stat.S_IFDIR if inode is None else stat.S_IFREG
+            kind |= self.modes.get(path, 0o755 if inode is None else 0o644)
             size = 0 if inode is None else len(inode.content)
             return {"st_mode": kind, "st_size": size, "st_nlink": 1, "st_blocks": -(-size // 512)}
+
+        def chmod(self, path: str, mode: int) -> None:
+            self._found(path)
+            self.modes[path] = stat.S_IMODE(mode)
 
         def readdir(self, path: str, fh: int) -> list[str]:
             prefix = path.rstrip("/") + "/"
