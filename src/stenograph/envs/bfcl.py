@@ -14,7 +14,7 @@ import importlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -78,7 +78,7 @@ class Bfcl:
         return [Task(id=one["id"], data=(one, truths[one["id"]])) for one in entries[:limit]]
 
     async def run(self, task: Task, session: RolloutSession) -> Reward:
-        """TaskPlay all turns; 1.0 or 0.0 by the package's check. Simulators run on threads."""
+        """Play all turns; 1.0 or 0.0 by the package's check. Simulators run on threads."""
         entry, truth = cast("tuple[dict[str, Any], list[list[str]]]", task.data)
         play = TaskPlay(self._bench, deepcopy(entry), name=f"session_{session.id}")
         with play.simulated():
@@ -99,7 +99,7 @@ class TaskPlay:
     calls: list[list[list[str]]] = field(default_factory=list[list[list[str]]])
 
     @contextlib.contextmanager
-    def simulated(self) -> Iterator[None]:
+    def simulated(self) -> Generator[None]:
         """While inside, the simulators are there; the package keeps them among its globals."""
         try:
             yield
@@ -109,7 +109,7 @@ class TaskPlay:
                 del kept[name]
 
     async def run(self, talk: SessionChat) -> bool:
-        """TaskPlay the turns; False where one took too many steps."""
+        """Play the turns; False where one took too many steps."""
         messages: list[Mapping[str, object]] = []
         functions: list[dict[str, Any]] = self.entry["function"]
         said_with_more = self.bench.prompts.DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_FC
