@@ -12,6 +12,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from stenograph.core.types import Prompt
+
 PIECE_IDS = 2**15
 MOST_FRAGMENTS = 16
 
@@ -47,6 +49,16 @@ def encode_ids(ids: "array[int]") -> bytes:
         with contextlib.suppress(IndexError):  # one that is not in the table
             return _WRITTEN.take(np.frombuffer(ids, np.uint32)).tobytes().translate(None, b"\0")[:-1]
     return msgspec.json.encode(ids.tolist())[1:-1]
+
+
+def prompt_json(prompt: Prompt) -> list[bytes]:
+    """All ids of a prompt as JSON without brackets, in parts, commas included."""
+    if prompt.json_fragments is None:
+        return [encode_ids(prompt.ids)]
+    parts: list[bytes] = []
+    for fragment in filter(None, prompt.json_fragments):
+        parts += (b",", fragment) if parts else (fragment,)
+    return parts
 
 
 def pieces_of(ids: "array[int]") -> Iterator["array[int]"]:

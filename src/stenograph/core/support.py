@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from stenograph.core.types import SupportPiece
 from stenograph.core.varints import VARINT_LIMIT, end_of_varints, read_varint, read_varints, varint, varints
 
 Ids = NDArray[np.int64]
@@ -38,15 +39,6 @@ _HEADER = struct.Struct("<IIII")
 class SupportDamaged(ValueError):
     """Bytes are no supports of the tokens they came with. The message says why. `BadVarint` is one too: readers catch
     ValueError."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SupportPiece:
-    """The supports of consecutive tokens of a turn, in three columns."""
-
-    heads: bytes
-    gaps: bytes
-    sets: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

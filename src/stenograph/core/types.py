@@ -13,14 +13,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NewType
 
-import numpy as np
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
-from stenograph.core.ids_json import encode_ids
+from stenograph.core.loaded import entry
 from stenograph.core.messages import Message, ReplyDelta, whole_delta
 from stenograph.core.replay import Replay
-from stenograph.core.support import SupportPiece
 
 SessionId = NewType("SessionId", str)
 RequestId = NewType("RequestId", str)
@@ -264,6 +262,15 @@ class WrittenPiece(Struct, frozen=True, kw_only=True, gc=False):
     num_tokens: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupportPiece:
+    """The supports of consecutive tokens of a turn, in three columns."""
+
+    heads: bytes
+    gaps: bytes
+    sets: bytes
+
+
 class Chunk(Struct, frozen=True, kw_only=True, gc=False):
     """A step of a generation: the ids sampled since the last chunk, in order.
 
@@ -312,8 +319,7 @@ def all_finite(values: "array[float]") -> bool:
     """Whether there is no NaN and no infinity among them."""
     if len(values) < 300 and math.isfinite(sum(values)):  # NumPy's one look costs more; a NaN stays in a sum
         return True
-    found = np.frombuffer(values)
-    return math.isfinite(np.minimum.reduce(found)) and math.isfinite(np.maximum.reduce(found))  # of a NaN both are one
+    return bool(entry("numpy:isfinite")(values).all())
 
 
 class SampledTurn(Struct, frozen=True, kw_only=True, gc=False):
@@ -425,21 +431,6 @@ class Prompt(Struct, frozen=True, kw_only=True, gc=False):
     def ids(self) -> "array[int]":
         """All ids [T]."""
         return self.new_ids if self.of_kept is None else self.of_kept() + self.new_ids
-
-    @property
-    def json(self) -> bytes:
-        """All ids as JSON without brackets."""
-        return b"".join(self.json_parts)
-
-    @property
-    def json_parts(self) -> list[bytes]:
-        """The same in parts, commas included, for whoever joins it with more."""
-        if self.json_fragments is None:
-            return [encode_ids(self.ids)]
-        parts: list[bytes] = []
-        for fragment in filter(None, self.json_fragments):
-            parts += (b",", fragment) if parts else (fragment,)
-        return parts
 
 
 class Usage(Struct, frozen=True, kw_only=True, gc=False):

@@ -38,8 +38,8 @@ from numpy.typing import NDArray
 
 from stenograph.core.errors import UpstreamInvalid
 from stenograph.core.replay import PackedInts, Replay, int32_of_base64
-from stenograph.core.support import SupportPiece, SupportWriter
-from stenograph.core.types import FinishReason, TopLogprob, WeightSpan, token_ids
+from stenograph.core.support import SupportWriter
+from stenograph.core.types import FinishReason, SupportPiece, TopLogprob, WeightSpan, token_ids
 from stenograph.engine.columns import STAND_IN_ID, Columns, cut_columns
 from stenograph.engine.settings import ReplayKind
 from stenograph.engine.validate import are_in_vocab, new_logprobs

@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from stenograph.core.errors import UpstreamInvalid
-from stenograph.core.support import SupportColumns, SupportPiece, SupportReader
+from stenograph.core.support import SupportColumns, SupportReader
 from stenograph.core.types import (
     Chunk,
     Finish,
@@ -19,6 +19,7 @@ from stenograph.core.types import (
     LogprobsKind,
     MixedWeights,
     SampledTurn,
+    SupportPiece,
     TopLogprob,
     WeightSpan,
     token_ids,

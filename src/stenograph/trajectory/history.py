@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 from msgspec import Struct
 
 from stenograph.core.blame import Blame, RequestPart
@@ -20,6 +19,9 @@ from stenograph.core.kinds import AfterLength, Compat
 from stenograph.core.messages import Message, Role
 from stenograph.trajectory.matching import Matcher
 from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext, TurnStatus, line_ids
+
+_COMPARED_IDS = 4096
+"""Ids compared at once."""
 
 
 class Attachment(Struct, frozen=True, kw_only=True, gc=False):
@@ -213,8 +215,12 @@ def num_common(ids: "array[int]", start: int, segment: "array[int]") -> int:
     found = ids[start : start + len(segment)]
     if found == segment:
         return len(segment)
-    same = np.frombuffer(found, dtype=np.int32) == np.frombuffer(segment, dtype=np.int32)[: len(found)]
-    return len(found) if same.all() else int(same.argmin())
+    for at in range(0, len(found), _COMPARED_IDS):
+        one, other = found[at : at + _COMPARED_IDS], segment[at : at + _COMPARED_IDS]
+        if one != other[: len(one)]:
+            pairs = zip(one, other, strict=False)
+            return at + next(place for place, (left, right) in enumerate(pairs) if left != right)
+    return len(found)
 
 
 def begins_with_line(ids: "array[int]", node: Node) -> bool:

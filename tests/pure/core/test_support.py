@@ -11,13 +11,13 @@ from stenograph.core.support import (
     MAX_RECENT,
     SupportColumns,
     SupportDamaged,
-    SupportPiece,
     SupportReader,
     SupportWriter,
     first_supports,
     split,
     supports,
 )
+from stenograph.core.types import SupportPiece
 from stenograph.core.varints import VARINT_LIMIT, read_varints, varint, varints
 
 VOCAB = 130

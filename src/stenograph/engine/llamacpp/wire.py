@@ -33,7 +33,7 @@ import msgspec
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.errors import InvalidRequest, UpstreamInvalid
-from stenograph.core.ids_json import encode_ids, join_ids
+from stenograph.core.ids_json import encode_ids, join_ids, prompt_json
 from stenograph.core.types import Grammar, GrammarKind, Prompt, SamplingParams, TopLogprob, token_ids
 from stenograph.engine.base import GenerateRequest
 from stenograph.engine.llamacpp.schema import choice_grammar, object_as_sent, schema_as_sent
@@ -98,7 +98,7 @@ def encode_ranking(prompt: Prompt, sampled: "array[int]", num_top: int) -> bytes
         "stream": False,
         "return_progress": False,
     }
-    ids = join_ids((prompt.json, encode_ids(sampled)))
+    ids = join_ids((b"".join(prompt_json(prompt)), encode_ids(sampled)))
     return b'%s,"prompt":[%s]}' % (_json(fields)[:-1], ids)
 
 
@@ -113,7 +113,7 @@ def _body(fields: dict[str, object], request: GenerateRequest) -> bytes:
     parts = [_json({**_fixed_fields(), **fields})[:-1]]
     if request.params.grammar is not None:
         parts += _grammar_parts(request.params.grammar)
-    parts += [b',"prompt":[', *request.prompt.json_parts, b"]}"]
+    parts += [b',"prompt":[', *prompt_json(request.prompt), b"]}"]
     return b"".join(parts)
 
 

@@ -15,6 +15,7 @@ import msgspec
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.errors import InvalidRequest, UpstreamInvalid
+from stenograph.core.ids_json import prompt_json
 from stenograph.core.types import Grammar, GrammarKind, RequestId, SamplingParams
 from stenograph.engine.base import GenerateRequest
 from stenograph.engine.rows import decoded
@@ -164,7 +165,7 @@ def encode_request(request: GenerateRequest, wanted: Wanted) -> bytes:
             fields["stream_options"] = {"include_usage": True}
     if wanted.replays:
         fields["return_routed_experts"] = True
-    return as_json(fields)[:-1] + b',"input_ids":[' + request.prompt.json + b"]}"
+    return as_json(fields)[:-1] + b',"input_ids":[' + b"".join(prompt_json(request.prompt)) + b"]}"
 
 
 def _fields(params: SamplingParams, wanted: Wanted) -> Iterator[tuple[str, object]]:

@@ -23,15 +23,16 @@ from msgspec import Struct
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ChatRequest, ToolChoice, ToolMode
 from stenograph.core.errors import InvalidRequest, UpstreamInvalid
+from stenograph.core.ids_json import prompt_json
 from stenograph.core.messages import Message, Role, ToolCall
 from stenograph.core.replay import Replay
-from stenograph.core.support import SupportPiece
 from stenograph.core.types import (
     Finish,
     FinishReason,
     Grammar,
     GrammarKind,
     SamplingParams,
+    SupportPiece,
     TopLogprob,
     WeightSpan,
 )
@@ -98,7 +99,7 @@ def encode_request(
     parts += [b",", sampling_json(request.params)]
     if request.params.grammar is not None:
         parts += _grammar_parts(request.params.grammar)
-    parts += [b',"input_ids":[', *request.prompt.json_parts, b"]}"]
+    parts += [b',"input_ids":[', *prompt_json(request.prompt), b"]}"]
     return b"".join(parts)
 
 

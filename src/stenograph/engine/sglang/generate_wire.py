@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import msgspec
 
 from stenograph.core.errors import ContextLengthExceeded, StenographError, UpstreamInvalid, UpstreamRefused
+from stenograph.core.ids_json import prompt_json
 from stenograph.core.replay import Replay
 from stenograph.core.types import Chunk, Finish, FinishReason, Grammar, GrammarKind, SamplingParams
 from stenograph.engine.base import GenerateRequest
@@ -76,7 +77,7 @@ def encode_generate(request: GenerateRequest, *, replay: ReplayKind) -> bytes:
     if params.support:
         parts += support_parts(params)
     parts += [b',"sampling_params":', as_json(_sampling_fields(params))]
-    parts += [b',"input_ids":[', *request.prompt.json_parts, b"]}"]
+    parts += [b',"input_ids":[', *prompt_json(request.prompt), b"]}"]
     return b"".join(parts)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from stenograph.core.errors import InvalidRequest
+from stenograph.core.ids_json import prompt_json
 from stenograph.core.routing import Routing
 from stenograph.core.types import Grammar, GrammarKind, SamplingParams
 from stenograph.engine.base import GenerateRequest
@@ -50,10 +51,10 @@ def encode_request(
         if request.params.grammar is not None:
             # With a reasoning parser vLLM would hold the grammar back until the model has ended its reasoning.
             parts.append(b',"reasoning_ended":true')
-        parts += [b',"sampling_params":{', sampling, b'},"token_ids":[', *request.prompt.json_parts, b"]}"]
+        parts += [b',"sampling_params":{', sampling, b'},"token_ids":[', *prompt_json(request.prompt), b"]}"]
     else:
         parts += [b',"return_token_ids":true,"return_tokens_as_token_ids":true,', sampling]
-        parts += [b',"prompt":[', *request.prompt.json_parts, b"]}"]
+        parts += [b',"prompt":[', *prompt_json(request.prompt), b"]}"]
     return b"".join(parts)
 
 

@@ -18,7 +18,7 @@ from typing import Annotated
 import msgspec
 
 from stenograph.core.errors import UpstreamInvalid
-from stenograph.core.ids_json import encode_ids, join_ids
+from stenograph.core.ids_json import encode_ids, join_ids, prompt_json
 from stenograph.core.types import TopLogprob
 from stenograph.engine.base import GenerateRequest
 from stenograph.engine.rows import decoded
@@ -59,7 +59,7 @@ class Scores:
 
 def encode_scoring(request: GenerateRequest, ids: "array[int]", *, route: VLLMRoute, model: str) -> bytes:
     """The body to ask for the scores of `ids` after the request's prompt."""
-    prompt = request.prompt.json
+    prompt = b"".join(prompt_json(request.prompt))
     both = join_ids((prompt, encode_ids(ids)))
     asked = b'"temperature":0,"max_tokens":1,"prompt_logprobs":%d' % request.params.num_top_logprobs
     head = b'{"model":%b,"request_id":%b%b,' % (
