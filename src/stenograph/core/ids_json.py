@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from stenograph.core.types import Prompt
 
 PIECE_IDS = 2**15
-MOST_FRAGMENTS = 16
 
 _NUM_WRITTEN = 2**18
 """Ids with a text in the table: no vocabulary of a served model has more. The others are written one by one."""
@@ -67,18 +66,6 @@ def pieces_of(ids: "array[int]") -> Iterator["array[int]"]:
     Writing holds the GIL, so a thread is no place for it: the loop would wait for the GIL at each of its own calls.
     """
     return (ids[start : start + PIECE_IDS] for start in range(0, len(ids), PIECE_IDS))
-
-
-def merged_fragments(fragments: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """The same text in few fragments, for more than `MOST_FRAGMENTS`. Each becomes more than twice as long as the next:
-    a text growing at its end is copied a logarithm of times in all, not once each time."""
-    kept: list[bytes] = []
-    for fragment in fragments:
-        kept.append(fragment)
-        while len(kept) > 1 and 2 * len(kept[-1]) >= len(kept[-2]):
-            last = kept.pop()
-            kept[-1] = join_ids((kept[-1], last))
-    return tuple(kept)
 
 
 def join_ids(fragments: Iterable[bytes]) -> bytes:

@@ -1,17 +1,19 @@
 """The numbers for a trainer's replay, such as the experts of a turn's tokens, in the smallest fitting type. Pure."""
 
-import numpy as np
+from typing import TYPE_CHECKING, TypeAlias
+
 import pybase64
 from msgspec import Struct
-from numpy.typing import NDArray
 
-Ints = NDArray[np.uint8 | np.uint16 | np.int32]
+from stenograph.core.loaded import entry
 
-_DTYPES: dict[int, "np.dtype[np.uint8 | np.uint16 | np.int32]"] = {
-    1: np.dtype("u1"),
-    2: np.dtype("<u2"),
-    4: np.dtype("<i4"),
-}
+if TYPE_CHECKING:  # to carry these numbers takes no NumPy
+    import numpy as np
+    from numpy.typing import NDArray
+
+Ints: TypeAlias = "NDArray[np.uint8 | np.uint16 | np.int32]"
+
+_DTYPES = {1: "u1", 2: "<u2", 4: "<i4"}
 
 
 class PackedInts(Struct, frozen=True, gc=False):
@@ -34,7 +36,8 @@ class PackedInts(Struct, frozen=True, gc=False):
     @property
     def values(self) -> Ints:
         """The numbers [N], a read-only view."""
-        return np.frombuffer(self.data, _DTYPES[self.item_bytes])
+        values: Ints = entry("numpy:frombuffer")(self.data, _DTYPES[self.item_bytes])
+        return values
 
     @property
     def base64(self) -> str:
@@ -47,7 +50,8 @@ def int32_of_base64(text: str | bytes | memoryview) -> "NDArray[np.int32]":
     data = pybase64.b64decode(text, validate=True)
     if len(data) % 4:
         raise ValueError(f"{len(data)} bytes are not a whole number of int32 values")
-    return np.frombuffer(data, "<i4")
+    values: NDArray[np.int32] = entry("numpy:frombuffer")(data, "<i4")
+    return values
 
 
 class Replay(Struct, frozen=True, kw_only=True, gc=False):

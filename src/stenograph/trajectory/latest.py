@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from msgspec import Struct, field
 
 from stenograph.core.chat import ChatRequest, KnownMessages
-from stenograph.core.ids_json import MOST_FRAGMENTS, merged_fragments
 from stenograph.core.messages import Message
 from stenograph.core.types import Prompt, token_ids
 from stenograph.trajectory.turn import Node, line_messages
+
+MOST_FRAGMENTS = 16
 
 LineText = tuple[tuple[bytes, ...], "array[int]"]
 """The ids of a line: fragments of JSON, and the ids after those, not written yet."""
@@ -86,3 +87,15 @@ def _shared(messages: Sequence[Message], stored: Sequence[Message]) -> tuple[Mes
     start = len(messages) - len(stored)
     pairs = zip(messages[start:], stored, strict=True)
     return (*messages[:start], *(own if own == given else given for given, own in pairs))
+
+
+def merged_fragments(fragments: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    """The same text in few fragments, for more than `MOST_FRAGMENTS`. Each becomes more than twice as long as the next:
+    a text growing at its end is copied a logarithm of times in all, not once each time."""
+    kept: list[bytes] = []
+    for fragment in filter(None, fragments):
+        kept.append(fragment)
+        while len(kept) > 1 and 2 * len(kept[-1]) >= len(kept[-2]):
+            last = kept.pop()
+            kept[-1] = b",".join((kept[-1], last))
+    return tuple(kept)

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from stenograph.core.chat import ParsedReply
-from stenograph.core.ids_json import MOST_FRAGMENTS, encode_ids, join_ids, merged_fragments
+from stenograph.core.ids_json import encode_ids, join_ids
 from stenograph.core.messages import Message, Role
 from stenograph.core.types import Finish, FinishReason, Prompt, RequestId, SampledTurn, token_ids
-from stenograph.trajectory.latest import LatestLine
+from stenograph.trajectory.latest import MOST_FRAGMENTS, LatestLine, merged_fragments
 from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext, TurnStatus, line_ids
 
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=4)
