@@ -8,12 +8,12 @@ from pathlib import Path
 
 from benchmarks.kit.processes import CannotMeasure
 from stenograph.core.types import SessionId
-from stenograph.session.restored import read_opened
 from stenograph.store.base import StoredSession
 from stenograph.store.codec.commits import encode_opened
 from stenograph.store.codec.rows import OPENED, Totals, row_body, row_digest
 from stenograph.store.folder import file_of
 from stenograph.store.look import looks
+from stenograph.store.restored import read_opened
 
 Row = tuple[int, int, float, bytes, bytes]
 

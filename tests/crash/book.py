@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stenograph.cli.store_commands import read_session
+from stenograph.cli.store_commands import restored, rows_of
 from stenograph.core.types import SessionId
 from stenograph.store.look import looks
 from stenograph.trajectory.turn import Node, line_ids
@@ -131,9 +131,10 @@ class Book:
                     continue
                 if rollout.is_deleted:
                     raise Lost(f"session {session_id} was deleted, and is there")
-                session = read_session(stored, SessionId(session_id))
-                num_turns += len(session.nodes)
-                self._check_nodes(rollout, list(session.nodes), is_at_rest=is_at_rest)
+                session = restored(rows_of(stored, SessionId(session_id)))
+                nodes = list(session.strands.nodes)
+                num_turns += len(nodes)
+                self._check_nodes(rollout, nodes, is_at_rest=is_at_rest)
                 reward = None if session.outcome is None else session.outcome.reward
                 if reward not in rollout.outcomes:
                     raise Lost(f"the outcome of {session_id} is {reward}, and not one of {rollout.outcomes}")
@@ -147,8 +148,8 @@ class Book:
         with looks(folder) as files:
             for rollout in self.rollouts.values():
                 stored = next((file for file in files if file.read(SessionId(rollout.session_id)) is not None), None)
-                nodes = [] if stored is None else read_session(stored, SessionId(rollout.session_id)).nodes
-                there = {node.turn.reply_id for node in nodes}
+                session = None if stored is None else restored(rows_of(stored, SessionId(rollout.session_id)))
+                there = {node.turn.reply_id for node in session.strands.nodes} if session is not None else set[str]()
                 if stored is not None or not rollout.is_delete_asked:
                     missing = [one.at for one in rollout.acknowledged if one.reply_id not in there]
                     if stored is not None and rollout.deleted_at is not None:

@@ -19,9 +19,9 @@ from stenograph.http import bulk_routes
 from stenograph.http.bulk_parts import OneAnswer, OwnParts
 from stenograph.http.bulk_routes import FRAMES_TYPE
 from stenograph.session import storage
-from stenograph.session.storage import ListedSession
 from stenograph.store.base import StoredSummary
 from stenograph.store.database import FileConnection
+from stenograph.store.restored import ListedSession
 
 from .conftest import Live, assistant, user
 from .test_durable import Serve, conversation, folder, kept

@@ -14,10 +14,9 @@ from stenograph.core.kinds import HistoryKind
 from stenograph.core.telemetry import TurnEnd
 from stenograph.session.admission import Limits
 from stenograph.session.manager import SessionManager
-from stenograph.session.restored import restored_session
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.steps import TurnServices
-from stenograph.session.storage import SessionStorage
+from stenograph.session.storage import SessionStorage, restored_session
 from stenograph.session.turn import TurnOutcome
 from stenograph.store.base import Done, Tail
 from stenograph.store.codec.rows import Totals

@@ -350,7 +350,7 @@ COMMANDS: Mapping[str, Command] = {
         add_arguments=_inspect_arguments,
     ),
     "check": Command(
-        entry="stenograph.cli.samples_check:check",
+        entry="stenograph.cli.store_commands:check",
         help="check that what a server kept is what was written, or that samples are what it holds",
         description="Read every row of every session in a folder of --data-dir, and hold it to its digest, its place"
         " and the sums of its session. With --samples, hold the samples of a file to the sessions that they are of"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
 from stenograph.cli.places import Look, StorePlace, looks_at
-from stenograph.cli.store_commands import read_session
+from stenograph.cli.store_commands import rows_of, some_matcher
 from stenograph.cli.whole_file import new_file, write_file
 from stenograph.core.clock import SystemClock
 from stenograph.core.errors import StartupError, StenographError
@@ -29,6 +29,8 @@ from stenograph.http.settings import Settings
 from stenograph.model.progress import Progress
 from stenograph.session.facts import line_drift, session_facts
 from stenograph.session.session import Session
+from stenograph.session.storage import restored_session
+from stenograph.store.base import StoredSession
 from stenograph.text.renderer import Renderer
 from stenograph.trajectory.commits import ModelMark
 
@@ -107,7 +109,7 @@ class _Export:
     def session(self, look: Look, session_id: SessionId, file: OneFile) -> None:
         """Add a session's samples to a file, or note why there are none."""
         try:
-            session = read_session(look, session_id, model=self.mark)
+            session = read_session(rows_of(look, session_id), model=self.mark)
             if session.refusal is not None:
                 raise session.refusal
             made, metadata = self._samples(session)
@@ -127,3 +129,8 @@ class _Export:
             max_trim_tokens=self.renderer.max_trim_tokens,
             replay_shape=self.replay_shape,
         )
+
+
+def read_session(stored: StoredSession, *, model: ModelMark | None = None) -> Session:
+    """A session from its rows, to be read. One of another `model` has a refusal. Raises SessionDamaged."""
+    return restored_session(stored, matcher_of=some_matcher, model=model, now=0.0, wall=0.0)

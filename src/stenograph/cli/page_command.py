@@ -11,16 +11,16 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from stenograph.cli.export_command import ExportOptions, export_folder
+from stenograph.cli.export_command import ExportOptions, export_folder, read_session
 from stenograph.cli.places import looks_at
 from stenograph.cli.served_page import served_session, write_page
 from stenograph.cli.session_calls import ServerCalls
 from stenograph.cli.settings_table import load_settings
-from stenograph.cli.store_commands import found_session
+from stenograph.cli.store_commands import found_rows
 from stenograph.cli.whole_file import new_file
 from stenograph.console.documents import SessionDocuments, session_documents
 from stenograph.core.clock import SystemClock
-from stenograph.core.errors import StartupError
+from stenograph.core.errors import SessionDamaged, StartupError
 from stenograph.core.types import SessionId
 from stenograph.export.lines import leaves
 from stenograph.http.line_drifts import drift_reports
@@ -75,7 +75,10 @@ def _of_folder(source: str, session_id: str, settings: Settings, progress: Progr
     """The session as a folder has it. Raises StartupError, also if it was made with another model."""
     with looks_at(source) as looked:
         loaded = load_model(settings, SystemClock(), progress, weights=False)
-        session = found_session(looked, SessionId(session_id), model=model_mark(loaded.files))
+        try:
+            session = read_session(found_rows(looked, SessionId(session_id)), model=model_mark(loaded.files))
+        except SessionDamaged as error:
+            raise StartupError(str(error)) from error
         if session.refusal is not None:
             raise StartupError(str(session.refusal))
         renderer = loaded.renderer

@@ -4,28 +4,19 @@ Reads the file and its sessions, and changes nothing. Exit codes as those of `ch
 """
 
 import mmap
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from stenograph.cli.places import Look, StorePlace, looks_at
-from stenograph.cli.store_commands import EXIT_FAULTS, EXIT_WHOLE, check_folder, restored
+from stenograph.cli.store_commands import EXIT_FAULTS, EXIT_WHOLE, restored
 from stenograph.core.errors import SessionDamaged, StartupError
 from stenograph.core.types import SessionId
 from stenograph.export.arrow import ArrowMissing
 from stenograph.export.custody import DigestChain
 from stenograph.export.sample_check import KeptTurns, Trained, sample_faults
 from stenograph.export.sample_files import FiledSample, NoSampleFile, sample_file
-from stenograph.model.progress import Progress, StreamProgress
-
-
-def check(options: dict[str, Any]) -> int:
-    """Carry out `check`; returns the exit code. Raises StartupError."""
-    progress = StreamProgress(sys.stderr)
-    if samples := options.pop("samples"):
-        return check_samples(options["folder"], samples, out=sys.stdout, progress=progress)
-    return check_folder(**options, out=sys.stdout, progress=progress)
+from stenograph.model.progress import Progress
 
 
 def check_samples(folder: StorePlace, files: Sequence[Path], *, out: TextIO, progress: Progress) -> int:
@@ -91,7 +82,7 @@ class _KeptSessions:
         return KeptTurns(
             nodes=made.nodes,
             rows=made.rows,
-            standing=frozenset(node.id for node in made.session.nodes),
+            standing=frozenset(node.id for node in made.strands.nodes),
             chain=DigestChain(session_id),
         )
 

@@ -12,15 +12,14 @@ from typing import Any, TextIO
 
 from stenograph.cli.places import Look, StorePlace, looks_at
 from stenograph.core.errors import SessionDamaged, StartupError, StorageUnavailable
+from stenograph.core.loaded import entry
 from stenograph.core.types import SessionId
-from stenograph.model.progress import Progress
-from stenograph.session.restored import RestoredTurns, restored_turns
-from stenograph.session.session import Session
-from stenograph.session.storage import listed_session
+from stenograph.model.progress import Progress, StreamProgress
 from stenograph.store.base import SessionColumns, StoredSession, StoredSummary
 from stenograph.store.codec.rows import RowDamaged
-from stenograph.trajectory.commits import ModelMark
+from stenograph.store.restored import RestoredTurns, listed_session, restored_turns
 from stenograph.trajectory.matching import MATCHERS, HarnessMatcher, Matcher
+from stenograph.trajectory.strand import Strands
 from stenograph.trajectory.turn import Node
 
 EXIT_WHOLE = 0
@@ -37,10 +36,19 @@ def inspect(options: dict[str, Any]) -> int:
 def inspect_folder(folder: StorePlace, session: str | None, *, out: TextIO) -> int:
     """Write the sessions of a folder or a database, or the turns of one. Raises StartupError, if there is none too."""
     with looks_at(folder) as files:
-        lines = _session_lines(files) if session is None else _turn_lines(found_session(files, SessionId(session)))
+        lines = _session_lines(files) if session is None else _turn_lines(_strands(files, SessionId(session)))
         for line in lines:
             print(line, file=out)
     return EXIT_WHOLE
+
+
+def check(options: dict[str, Any]) -> int:
+    """Carry out `check`; returns the exit code. Raises StartupError."""
+    progress = StreamProgress(sys.stderr)
+    if samples := options.pop("samples"):
+        check_samples = entry("stenograph.cli.samples_check:check_samples")
+        return int(check_samples(options["folder"], samples, out=sys.stdout, progress=progress))
+    return check_folder(**options, out=sys.stdout, progress=progress)
 
 
 def check_folder(folder: StorePlace, *, out: TextIO, progress: Progress) -> int:
@@ -76,7 +84,7 @@ def _listed(file: Look) -> tuple[list[StoredSummary], list[str]]:
 def _checked(file: Look, session_id: SessionId) -> tuple[int, list[str]]:
     """The number of a session's rows read, and their faults."""
     try:
-        stored = _stored(file, session_id)
+        stored = rows_of(file, session_id)
         made = restored(stored)
     except SessionDamaged as error:
         return 0, [str(error)]
@@ -88,10 +96,10 @@ def _checked(file: Look, session_id: SessionId) -> tuple[int, list[str]]:
 
 def _beside(columns: SessionColumns, made: RestoredTurns) -> Iterator[tuple[str, str]]:
     """The columns in disagreement with the rows beside them."""
-    session, times = made.session, {0: made.session.created_at, **made.times}
-    if columns.ttl_s != session.options.ttl_s:
-        yield "its ttl_s", f"it is {columns.ttl_s}, the opening says {session.options.ttl_s}"
-    key = None if session.opened_by is None else session.opened_by.key
+    opened, times = made.opened, {0: made.opened.created_at, **made.times}
+    if columns.ttl_s != opened.options.ttl_s:
+        yield "its ttl_s", f"it is {columns.ttl_s}, the opening says {opened.options.ttl_s}"
+    key = None if opened.request is None else opened.request.key
     if columns.key != key:
         yield "its key", f"it is {columns.key!r}, the opening says {key!r}"
     for seq, at in times.items():
@@ -99,12 +107,7 @@ def _beside(columns: SessionColumns, made: RestoredTurns) -> Iterator[tuple[str,
             yield f"the time of row {seq}", f"it is {columns.times.get(seq)}, the row says {at}"
 
 
-def read_session(file: Look, session_id: SessionId, *, model: ModelMark | None = None) -> Session:
-    """A listed session, to be read. One of another `model` has a refusal. Raises SessionDamaged."""
-    return restored(_stored(file, session_id), model).session
-
-
-def _stored(file: Look, session_id: SessionId) -> StoredSession:
+def rows_of(file: Look, session_id: SessionId) -> StoredSession:
     """The rows of a listed session. Raises SessionDamaged."""
     stored = file.read(session_id)
     if stored is None:
@@ -112,28 +115,30 @@ def _stored(file: Look, session_id: SessionId) -> StoredSession:
     return stored
 
 
-def found_session(files: Sequence[Look], session_id: SessionId, *, model: ModelMark | None = None) -> Session:
-    """A session of a folder. One of another `model` has a refusal. Raises StartupError if it is not there, or
-    damaged."""
+def found_rows(files: Sequence[Look], session_id: SessionId) -> StoredSession:
+    """The rows of a session of a folder. Raises StartupError if it is not there, SessionDamaged."""
+    stored = next((one for file in files if (one := file.read(session_id)) is not None), None)
+    if stored is None:
+        raise StartupError(f"there is no session {session_id!r} here")
+    return stored
+
+
+def _strands(files: Sequence[Look], session_id: SessionId) -> Strands:
+    """The strands of a session of a folder. Raises StartupError if it is not there, or damaged."""
     try:
-        stored = next((one for file in files if (one := file.read(session_id)) is not None), None)
-        if stored is not None:
-            return restored(stored, model).session
+        return restored(found_rows(files, session_id)).strands
     except SessionDamaged as error:
         raise StartupError(str(error)) from error
-    raise StartupError(f"there is no session {session_id!r} here")
 
 
-def restored(stored: StoredSession, model: ModelMark | None = None) -> RestoredTurns:
-    """A session from its rows, to be read. Raises SessionDamaged. Its matcher is not needed: nothing is matched."""
+def restored(stored: StoredSession) -> RestoredTurns:
+    """A session from its rows, to be read. Raises SessionDamaged."""
+    return restored_turns(stored, some_matcher)
 
-    def matcher_of(name: str) -> Matcher:
-        return MATCHERS.get(name) or HarnessMatcher()
 
-    try:
-        return restored_turns(stored, matcher_of=matcher_of, model=model, now=0.0, wall=0.0)
-    except RowDamaged as error:
-        raise SessionDamaged(stored.session_id, place="its last row", problem=str(error)) from error
+def some_matcher(name: str) -> Matcher:
+    """The matcher of a name, or another: nothing is matched by who only reads."""
+    return MATCHERS.get(name) or HarnessMatcher()
 
 
 def _session_lines(files: Sequence[Look]) -> Iterator[str]:
@@ -152,9 +157,9 @@ def _session_lines(files: Sequence[Look]) -> Iterator[str]:
         )
 
 
-def _turn_lines(session: Session) -> Iterator[str]:
+def _turn_lines(strands: Strands) -> Iterator[str]:
     yield f"{'turn':>5} {'after':>5} {'strand':>6} {'prompt':>7} {'new':>6} {'sampled':>7}  status     reply"
-    for strand in session.strands.kept:
+    for strand in strands.kept:
         yield from (_turn_line(node, strand.number) for node in strand.history.nodes)
 
 

@@ -15,8 +15,9 @@ from stenograph.session.retries import RequestIdentity, StoredIdentity
 from stenograph.session.watch import Delivery, RequestTask
 from stenograph.store.base import Tail
 from stenograph.store.codec.rows import Totals
+from stenograph.store.restored import totals_of
 from stenograph.trajectory.commits import RequestMark, SessionCommit, SessionOptions
-from stenograph.trajectory.matching import Matcher, load_matcher
+from stenograph.trajectory.matching import load_matcher
 from stenograph.trajectory.strand import Strand, Strands
 from stenograph.trajectory.turn import Node, TurnStatus
 
@@ -51,17 +52,15 @@ class Session:
         *,
         created_at: float,
         now: float,
-        matcher: Matcher | None = None,
+        strands: Strands | None = None,
     ) -> None:
-        """`matcher` None: the one that its options name."""
+        """`strands` None: it has no turn."""
         self.id = session_id
         self.options = options
         self.created_at = created_at
         self.is_limited = options.stated.has_budget or options.history is HistoryKind.TREE
         """Whether a request may find one of its budgets spent."""
-        pins = options.canonical.pins
-        matcher = load_matcher(options.matcher) if matcher is None else matcher
-        self.strands = Strands(session_id, options.history, matcher, options.after_length, pins, options.compat)
+        self.strands = Strands.of(session_id, options, load_matcher(options.matcher)) if strands is None else strands
         self.ledger = RequestLedger()
         self.outcome: SessionOutcome | None = None
         """The rollout's outcome, once somebody has said it."""
@@ -106,14 +105,7 @@ class Session:
     @property
     def totals(self) -> Totals:
         """Sums over it, but for the row of its outcome."""
-        strands, discarded = self.strands, self.strands.discarded
-        return Totals(
-            num_strands=len(strands.kept) if strands.only is None else 0,
-            num_turns=strands.num_turns,
-            num_tokens=strands.num_tokens,
-            num_discarded_turns=discarded.num_turns,
-            num_discarded_tokens=discarded.num_tokens,
-        )
+        return totals_of(self.strands)
 
     @property
     def latest(self) -> Node | None:
@@ -270,16 +262,12 @@ class Session:
         """The number of a running request, among those of the session as they were begun."""
         return self._running[request_id].order
 
-    def replay(self, commit: SessionCommit) -> list[tuple[Strand, Node]]:
-        """Make a commit again that was made before this process began: its nodes, each with its strand. Raises
-        ValueError if it has no place here.
-
-        The reply is kept as after the commit; nobody knows any more whether it was delivered.
-        """
-        placed = [self.strands.replay(one, commit.label) for one in commit.turns]
+    def keep_restored(self, commit: SessionCommit, placed: Sequence[tuple[Strand, Node]]) -> None:
+        """Keep the reply of a commit made before this process began, of these nodes with their strands, as after the
+        commit; nobody knows any more whether it was delivered."""
         nodes, mark = [node for _, node in placed], commit.request
         if mark is None:
-            return placed
+            return
         strands = [strand for strand, _ in placed]
         first = nodes[0].turn
         self.num_started = max(self.num_started, mark.num_begun)
@@ -295,7 +283,6 @@ class Session:
             delivery=Delivery(partial(self.release_delivered, first.request_id)),
         )
         self._keep(reply, strands, mark.order, mark.num_begun)
-        return placed
 
     def release_delivered(self, request_id: RequestId) -> None:
         """Keep a reply no longer if it has been delivered, unless a key can still ask for it."""

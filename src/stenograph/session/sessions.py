@@ -27,7 +27,8 @@ from stenograph.session.commit_writer import keep_outcome
 from stenograph.session.journal import STOPPED, log_session_end, session_report
 from stenograph.session.peeked import PeekedSessions
 from stenograph.session.session import Session
-from stenograph.session.storage import FORGOTTEN_TURNS, Listed, ListedSession, SessionStorage
+from stenograph.session.storage import FORGOTTEN_TURNS, Listed, SessionStorage
+from stenograph.store.restored import ListedSession
 from stenograph.trajectory.commits import RequestMark, SessionOptions
 
 FILE_DIGITS = "00"

@@ -7,21 +7,20 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from stenograph.core.clock import Clock
-from stenograph.core.errors import SessionDamaged, SessionNotFound
-from stenograph.core.outcome import SessionOutcome
+from stenograph.core.errors import ModelMismatch, SessionDamaged, SessionNotFound
 from stenograph.core.types import SessionId
+from stenograph.offload.memory import untrack
 from stenograph.offload.pool import CpuPool
-from stenograph.session.restored import read_opened, restored_session
 from stenograph.session.session import Session
-from stenograph.store.base import SessionStore, StoredSession, StoredSummary, damaged_at
-from stenograph.store.codec.commits import decode_outcome, encode_opened
-from stenograph.store.codec.rows import OUTCOME, RowDamaged, Totals, row_payload
-from stenograph.trajectory.commits import ModelMark, SessionOpened, SessionOptions
+from stenograph.store.base import SessionStore, StoredSession
+from stenograph.store.codec.commits import encode_opened
+from stenograph.store.restored import ListedSession, MatcherOf, listed_session, restored_turns
+from stenograph.trajectory.commits import ModelMark, SessionOpened
 from stenograph.trajectory.matching import MATCHERS, Matcher
 
 EXPIRED_AT_ONCE = 100
@@ -35,32 +34,6 @@ READ_AT_ONCE_BYTES = 64 * 1024
 
 LISTED_BYTES = 1024
 """The approximate cost of reading one beside its metadata."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedSession:
-    """A session outside of memory, in a list: as it was opened, its sums, and its outcome if it has one. `is_busy`
-    None: another process may have it, and run a turn."""
-
-    opened: SessionOpened
-    totals: Totals
-    outcome: SessionOutcome | None
-    is_busy: bool | None = False
-
-    @property
-    def id(self) -> SessionId:
-        """Its id."""
-        return self.opened.session_id
-
-    @property
-    def created_at(self) -> float:
-        """When it was opened, in seconds of the epoch."""
-        return self.opened.created_at
-
-    @property
-    def options(self) -> SessionOptions:
-        """Its options."""
-        return self.opened.options
 
 
 Listed = Session | ListedSession
@@ -250,13 +223,30 @@ class SessionStorage:
         return session
 
 
-def listed_session(summary: StoredSummary) -> ListedSession:
-    """A session of a list. Raises SessionDamaged."""
-    row = StoredSession(session_id=summary.session_id, number=summary.number, at=summary.at, rows=[summary.opened])
-    opened, written = read_opened(row), summary.outcome
-    try:
-        outcome = None if written is None else decode_outcome(row_payload(written.body, OUTCOME))
-        return ListedSession(opened=opened, totals=Totals.of(summary.last_head), outcome=outcome)
-    except RowDamaged as error:
-        seq = summary.last_seq if written is None else written.seq
-        raise damaged_at(summary.session_id, seq, error) from error
+def restored_session(
+    stored: StoredSession, *, matcher_of: MatcherOf, model: ModelMark | None, now: float, wall: float
+) -> Session:
+    """A session as it was when its last row was written. Touches nothing else: a worker may make it.
+
+    `now` and `wall` are monotonic seconds and those of the epoch. A session made with another `model` can only be read;
+    None: it is only read anyway. Raises SessionDamaged.
+    """
+    restored = restored_turns(stored, matcher_of)
+    opened = restored.opened
+    session = Session(
+        stored.session_id,
+        opened.options,
+        created_at=opened.created_at,
+        now=now - (max(0.0, wall - stored.at) if stored.idle_s is None else stored.idle_s),
+        strands=restored.strands,
+    )
+    session.opened_by, session.outcome, session.tail = opened.request, restored.outcome, stored.tail()
+    if model is not None and opened.model.digest != model.digest:
+        session.refusal = ModelMismatch(session.id, made_with=opened.model.name, served=model.name)
+    for commit, placed in restored.commits:
+        session.keep_restored(commit, placed)
+        for _, node in placed:
+            untrack(node.tracked_parts)
+    for row in restored.ledger:
+        session.ledger.restore(row)
+    return session

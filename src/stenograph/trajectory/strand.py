@@ -18,7 +18,7 @@ from stenograph.core.messages import Message, Role
 from stenograph.core.types import Prompt, SessionId
 from stenograph.trajectory.canonical import PinRule
 from stenograph.trajectory.chapters import earlier_line, has_frame_of
-from stenograph.trajectory.commits import PlacedTurn, StrandOpened
+from stenograph.trajectory.commits import PlacedTurn, SessionOptions, StrandOpened
 from stenograph.trajectory.history import Attachment, Discarded, History, LinearHistory, begins_with_line, goes_on
 from stenograph.trajectory.latest import LatestLine
 from stenograph.trajectory.matching import HarnessMatcher, Matcher, StrictMatcher
@@ -113,6 +113,12 @@ class Strands:
         elif kind is HistoryKind.TREE:
             tree = TreeHistory(matcher, after_length=after_length)
             self.only = Strand(history=tree, session_id=session_id, exclusive=False)
+
+    @staticmethod
+    def of(session_id: SessionId, options: SessionOptions, matcher: Matcher) -> "Strands":
+        """Those of a session with these options."""
+        pins = options.canonical.pins
+        return Strands(session_id, options.history, matcher, options.after_length, pins, options.compat)
 
     def __repr__(self) -> str:
         return f"<Strands {len(self._kept)} with {self.num_turns} turns>"
