@@ -359,12 +359,12 @@ ENDS_SESSION: dict[str, Blow] = {
 }
 
 
-def rooms(renderer: Renderer) -> list[Room]:
-    """Linear and tree, with engines and pools that answer at once or take their time."""
-    return [
-        Room(renderer, history=history, num_passes=num_passes, pool=pool, timeout_s=TIMEOUT_S)
-        for history, num_passes, pool in itertools.product(HistoryKind, (0, 4), (CpuPool(1), SlowPool(1)))
-    ]
+ROOMS = tuple(itertools.product(HistoryKind, (0, 4), (CpuPool, SlowPool)))
+"""Linear and tree, with engines and pools that answer at once or take their time."""
+
+
+def make_room(renderer: Renderer, history: HistoryKind, num_passes: int, pool: type[CpuPool]) -> Room:
+    return Room(renderer, history=history, num_passes=num_passes, pool=pool(1), timeout_s=TIMEOUT_S)
 
 
 async def struck(
@@ -387,10 +387,10 @@ async def struck(
 @pytest.mark.parametrize("name", KEEPS_SESSION)
 def test_a_turn_that_is_ended_anywhere_is_kept_whole_or_not_at_all(name: str, renderer: Renderer) -> None:
     blow, ends = KEEPS_SESSION[name]
-    for num_room in range(len(rooms(renderer))):
+    for kind in ROOMS:
         seen: set[TurnEnd] = set()
         for num in itertools.count():
-            room = rooms(renderer)[num_room]
+            room = make_room(renderer, *kind)
             report, was_over, told = play(lambda loop, room=room, num=num: struck(room, num, blow, loop))
             room.pool.close()
             if report.end is TurnEnd.COMMITTED:
@@ -410,9 +410,9 @@ def test_a_turn_that_is_ended_anywhere_is_kept_whole_or_not_at_all(name: str, re
 
 @pytest.mark.parametrize("name", ENDS_SESSION)
 def test_a_session_that_is_deleted_at_any_moment_keeps_nothing_and_is_gone(name: str, renderer: Renderer) -> None:
-    for num_room in range(len(rooms(renderer))):
+    for kind in ROOMS:
         for num in itertools.count():
-            room = rooms(renderer)[num_room]
+            room = make_room(renderer, *kind)
             report, was_over, told = play(
                 lambda loop, room=room, num=num: struck(room, num, ENDS_SESSION[name], loop, is_gone=True)
             )

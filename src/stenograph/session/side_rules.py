@@ -14,6 +14,7 @@ line. A condition on a part missing from the request does not hold.
 """
 
 import fnmatch
+import functools
 import re
 import tomllib
 import warnings
@@ -87,6 +88,7 @@ def read_kind_rules(*texts: str) -> KindRules:
     return KindRules(tuple(rules.values()), agent_ids)
 
 
+@functools.cache
 def file_of(text: str) -> SideFileFields:
     """A file of rules, each table as it stands. Raises BadSideRules."""
     try:
