@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,12 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
+def sizes(model: Path) -> tuple[str, ...]:
+    return ("--model", str(model), "--concurrency", "3", "--max-tokens", "16", "--warm-up", "0", "--out", "run.json")
+
+
 def command(model: Path, *arguments: str) -> list[str]:
-    sizes = ("--model", str(model), "--concurrency", "3", "--max-tokens", "16", "--warm-up", "0", "--out", "run.json")
-    return [sys.executable, "-m", "stenograph.cli.main", "bench", "guided", *sizes, *arguments]
+    return [sys.executable, "-m", "stenograph.cli.main", "bench", "guided", *sizes(model), *arguments]
 
 
 def bench(model: Path, *arguments: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
@@ -118,7 +122,7 @@ def test_without_a_baseline_a_data_set_is_guided_alone_and_each_round_is_a_row_a
 
 
 def test_random_texts_have_the_lengths_asked_for(model: Path, tmp_path: Path) -> None:
-    sizes = ("--model", str(model), "--concurrency", "2", "--warm-up", "0", "--repeats", "1", "--num-prompts", "3")
+    few = ("--model", str(model), "--concurrency", "2", "--warm-up", "0", "--repeats", "1", "--num-prompts", "3")
     lengths = ("--dataset", "random", "--input-len", "20", "--output-len", "7", "--ignore-eos", "--regex", "[a-z]{40}")
     command_line = [
         sys.executable,
@@ -126,7 +130,7 @@ def test_random_texts_have_the_lengths_asked_for(model: Path, tmp_path: Path) ->
         "stenograph.cli.main",
         "bench",
         "guided",
-        *sizes,
+        *few,
         *lengths,
         "--out",
         "run.json",
@@ -193,7 +197,6 @@ def test_where_eos_is_ignored_every_free_reply_is_as_long_as_it_may_be(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--regex", "[a"), "no guided request was answered"),
         (("--json-schema", "nothing.json"), "nothing.json"),
         (("--choice", "a,,b"), "none is empty"),
         (("--json-object", "--temperature", "-1"), "temperature"),
@@ -205,22 +208,21 @@ def test_where_eos_is_ignored_every_free_reply_is_as_long_as_it_may_be(
         (("--output-len", "9"), "give one"),
         (("--dataset", "random", "--prompts", "none.txt"), "give one"),
         (("--json-object", "--top-p", "0"), "top_p"),
+        (("--json-object", "--regex", "a"), "not allowed with"),
     ],
 )
 def test_what_cannot_be_measured_is_said_in_a_line(
-    model: Path, tmp_path: Path, arguments: tuple[str, ...], said: str
+    model: Path, tmp_path: Path, refused: Callable[..., list[str]], arguments: tuple[str, ...], said: str
 ) -> None:
     (tmp_path / "other.csv").write_text("a,b\n")
-    done = bench(model, *arguments, "--num-prompts", "2", cwd=tmp_path)
+    assert said in refused("guided", *sizes(model), *arguments, "--num-prompts", "2")[-1]
+
+
+def test_where_nothing_was_answered_the_process_says_so_in_a_line(model: Path, tmp_path: Path) -> None:
+    done = bench(model, "--regex", "[a", "--num-prompts", "2", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr.splitlines()[-1]
+    assert "no guided request was answered" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
-
-
-def test_two_grammars_are_refused(model: Path, tmp_path: Path) -> None:
-    done = bench(model, "--json-object", "--regex", "a", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "not allowed with" in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +99,8 @@ def test_completions_of_sharegpts_file_get_the_same_prompts_and_tokens_from_serv
 
 
 @pytest.mark.parametrize("given", [("--mix", "sharegpt"), ("--mix", "chat", "--dataset-path", "talks.json")])
-def test_a_file_and_its_mix_go_together(tmp_path: Path, given: tuple[str, ...]) -> None:
-    done = bench("serving", *given, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "--dataset-path" in done.stderr
+def test_a_file_and_its_mix_go_together(refused: Callable[..., list[str]], given: tuple[str, ...]) -> None:
+    assert "--dataset-path" in refused("serving", *given)[-1]
 
 
 def test_an_open_loop_with_the_stand_in(model: Path, tmp_path: Path) -> None:
