@@ -24,10 +24,16 @@ settings.register_profile("fast", settings.get_profile("stenograph"), max_exampl
 settings.load_profile("stenograph")
 
 
+def pytest_collection() -> None:
+    """Collect tests without the garbage collector: all that is made then stays."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Take what was collected, a million objects, out of the garbage collector's sight."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_timeout_set_timer(item: pytest.Item, settings: "pytest_timeout.Settings") -> bool | None:

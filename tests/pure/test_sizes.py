@@ -60,15 +60,16 @@ def _depth_of(statement: ast.stmt) -> int:
     return max(elif_depth, 1 + max(map(nesting_of, branches)))
 
 
-FUNCTIONS = [found for path in [*MODULES, *BESIDE] for found in functions_of(tree_of(path), name_of(path))]
+def all_functions() -> Iterator[tuple[str, Function]]:
+    return (found for path in [*MODULES, *BESIDE] for found in functions_of(tree_of(path), name_of(path)))
 
 
 def test_a_function_has_at_most_50_lines_of_body() -> None:
-    assert {name for name, function in FUNCTIONS if num_body_lines(function) > MAX_BODY_LINES} == TOO_LONG
+    assert {name for name, function in all_functions() if num_body_lines(function) > MAX_BODY_LINES} == TOO_LONG
 
 
 def test_blocks_are_nested_at_most_three_deep() -> None:
-    assert {name for name, function in FUNCTIONS if nesting_of(body_of(function)) > MAX_NESTING} == TOO_DEEP
+    assert {name for name, function in all_functions() if nesting_of(body_of(function)) > MAX_NESTING} == TOO_DEEP
 
 
 def test_the_benchmarks_stay_small() -> None:
