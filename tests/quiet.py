@@ -50,13 +50,15 @@ def watch_quiet(timeout_s: float, on_over: Callable[[], None]) -> Callable[[], N
         if watch.is_over(now_s=time.monotonic(), cpu_s=cpu_of_tree()):
             end()
             on_over()
+        else:
+            signal.setitimer(signal.ITIMER_REAL, timeout_s / LOOKS)  # only now: no look interrupts another
 
     def end() -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
     signal.signal(signal.SIGALRM, look)
-    signal.setitimer(signal.ITIMER_REAL, timeout_s / LOOKS, timeout_s / LOOKS)
+    signal.setitimer(signal.ITIMER_REAL, timeout_s / LOOKS)
     return end
 
 
