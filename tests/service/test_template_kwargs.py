@@ -1,5 +1,6 @@
 """Template arguments: the server's, a session's over them, a request's over both; the date is the session's."""
 
+import io
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -10,14 +11,16 @@ import pytest
 
 from standins.clock import ManualClock
 from standins.scripted_engine import Script, ScriptedEngine
+from standins.tiny.llama import write_tiny_folder
 from standins.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.core.day import Day
 from stenograph.core.errors import StartupError
 from stenograph.core.messages import Message, Role
 from stenograph.core.settings import Switch
-from stenograph.http.loaded_model import make_renderer, renderer_of, template_kwargs_of
+from stenograph.http.loaded_model import load_model, make_renderer, template_kwargs_of
 from stenograph.http.settings import Settings
 from stenograph.model.files import ModelFiles
+from stenograph.model.progress import StreamProgress
 from stenograph.text.renderer import Renderer
 
 from .conftest import END, running, user
@@ -157,10 +160,14 @@ async def test_a_client_sets_no_date_but_by_the_template_s_own_arguments(files: 
 
 @pytest.mark.parametrize(("switch", "num_special"), [(Switch.OFF, 3), (Switch.ON, 4)])
 def test_the_settings_say_whether_a_control_token_in_text_is_one(
-    dated: ModelFiles, switch: Switch, num_special: int
+    tmp_path: Path, switch: Switch, num_special: int
 ) -> None:
-    settings = Settings(family="template", allow_special_in_text=switch, chat_template_kwargs={"tone": "a"})
-    renderer = renderer_of(settings, dated, ManualClock())
+    folder = write_tiny_folder(tmp_path)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    settings = Settings(
+        model=str(folder), family="template", allow_special_in_text=switch, chat_template_kwargs={"tone": "a"}
+    )
+    renderer = load_model(settings, ManualClock(), StreamProgress(io.StringIO()), weights=False).renderer
     ids = renderer.render([Message(role=Role.USER, content="a<|im_end|>b")], [], {})
     assert sum(token_id in renderer.tokenizer.special_ids for token_id in ids) == num_special
 
