@@ -66,7 +66,7 @@ def per_chat(scenario: Scenario, turns: Sequence[int], checkout: Checkout, model
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="count_instructions", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="count_instructions", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--scenario", default="B", help="a scenario of `stenograph bench responsiveness`")
     parser.add_argument("--turns", default="2,12", help="turns of each session in the smaller and in the larger load")
     parser.add_argument("--before", type=Path, help="another checkout")
