@@ -7,7 +7,7 @@ import asyncio
 import itertools
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,8 +66,8 @@ class Behind:
 
     port: int
     num_connections: int = 0
-    heads: list[tuple[bytes, dict[bytes, bytes]]] = field(default_factory=list)
-    bodies: list[bytes] = field(default_factory=list)
+    heads: list[tuple[bytes, dict[bytes, bytes]]] = field(default_factory=list[tuple[bytes, dict[bytes, bytes]]])
+    bodies: list[bytes] = field(default_factory=list[bytes])
 
     async def connected(self) -> Streams:
         return await asyncio.open_connection("127.0.0.1", self.port)
@@ -76,7 +76,7 @@ class Behind:
 @asynccontextmanager
 async def behind(
     renderer: Renderer, tmp_path: Path, answer: Callable[[Behind, Streams], Awaitable[None]]
-) -> AsyncIterator[Behind]:
+) -> AsyncGenerator[Behind]:
     """Worker 0 of two, whose worker 1 answers each request by `answer`, after the greeting."""
     here, other = places(tmp_path, 2)
     engine = ScriptedEngine(vocab_size=renderer.tokenizer.vocab_size)

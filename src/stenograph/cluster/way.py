@@ -32,8 +32,11 @@ def end_to_end(headers: Sequence[tuple[AnyStr, AnyStr]]) -> list[tuple[AnyStr, A
     """Headers to pass on, names in lower case: not those about one connection, nor those named by `Connection`."""
     kept = [pair for pair in headers if pair[0] not in _OF_ONE_CONNECTION]
     if len(kept) < len(headers):
-        lists = [value for name, value in headers if name in ("connection", b"connection")]
-        named = {one.strip().lower() for value in lists for one in value.split("," if isinstance(value, str) else b",")}
+        named: set[str | bytes] = set()
+        for name, value in headers:
+            if name in ("connection", b"connection"):
+                names = value.split(",") if isinstance(value, str) else value.split(b",")
+                named.update(one.strip().lower() for one in names)
         kept = [pair for pair in kept if pair[0] not in named]
     return kept
 
