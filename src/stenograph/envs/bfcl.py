@@ -78,7 +78,7 @@ class Bfcl:
         return [Task(id=one["id"], data=(one, truths[one["id"]])) for one in entries[:limit]]
 
     async def run(self, task: Task, session: RolloutSession) -> Reward:
-        """TaskPlay all turns; 1.0 or 0.0 by the package's check. Simulators run on threads."""
+        """Play all turns; 1.0 or 0.0 by the package's check. Simulators run on threads."""
         entry, truth = cast("tuple[dict[str, Any], list[list[str]]]", task.data)
         play = TaskPlay(self._bench, deepcopy(entry), name=f"session_{session.id}")
         with play.simulated():
@@ -104,12 +104,12 @@ class TaskPlay:
         try:
             yield
         finally:
-            kept: dict[str, object] = vars(self.bench.simulators)
+            kept = cast("dict[str, object]", vars(self.bench.simulators))
             for name in [name for name in kept if name.startswith(self.name)]:
                 del kept[name]
 
     async def run(self, talk: SessionChat) -> bool:
-        """TaskPlay the turns; False where one took too many steps."""
+        """Play the turns; False where one took too many steps."""
         messages: list[Mapping[str, object]] = []
         functions: list[dict[str, Any]] = self.entry["function"]
         said_with_more = self.bench.prompts.DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_FC
