@@ -28,10 +28,10 @@ from stenograph.core.types import (
     SamplingParams,
     token_ids,
 )
+from stenograph.embedded import engine as local
 from stenograph.embedded.engine import EmbeddedEngine
 from stenograph.embedded.options import EmbeddedOptions
 from stenograph.embedded.wire import Generate, frame
-from stenograph.engine import embedded as local
 from stenograph.engine.base import EngineState, GenerateRequest
 
 OPTIONS = EmbeddedOptions(threads=1, max_batch=4, kv_tokens=2048)
