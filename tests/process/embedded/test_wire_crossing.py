@@ -90,8 +90,8 @@ REPLIES = st.builds(
 def chunks(draw: st.DrawFn) -> Chunk:
     num = draw(st.integers(0, 4))
 
-    def row(values: st.SearchStrategy[object]) -> st.SearchStrategy[tuple[object, ...]]:
-        return st.lists(values, min_size=num, max_size=num).map(tuple)
+    def row(values: st.SearchStrategy[object]) -> st.SearchStrategy[list[object]]:
+        return st.lists(values, min_size=num, max_size=num)  # a sequence crosses as a list
 
     tops = st.lists(st.builds(TopLogprob, id=ID, logprob=FINITE), max_size=2).map(tuple)
     return Chunk(
@@ -100,7 +100,7 @@ def chunks(draw: st.DrawFn) -> Chunk:
         tempered_logprobs=draw(st.none() | row(FINITE)),  # type: ignore[arg-type]
         sampling_logprobs=draw(st.none() | row(FINITE)),  # type: ignore[arg-type]
         forced=draw(st.none() | row(st.booleans())),  # type: ignore[arg-type]
-        top_logprobs=draw(st.none() | row(tops)),  # type: ignore[arg-type]
+        top_logprobs=draw(st.none() | row(tops).map(tuple)),  # type: ignore[arg-type]
         finish=draw(st.none() | st.builds(Finish, reason=st.sampled_from(FinishReason), matched=st.none() | ID | TEXT)),
         num_cached_tokens=draw(st.integers(0, 2**40)),
         times=draw(
