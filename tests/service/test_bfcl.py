@@ -36,6 +36,7 @@ async def wide(renderer: Renderer) -> AsyncIterator[Live]:
         ("cd", '{"folder=__import__(\\"os\\").abort()#": 1}', None),
         ("cd", "[1]", None),
         ("cd", "{", None),
+        ("cd", '{"a": ' + "[" * 100_000, None),
         ("__import__('os').abort", "{}", None),
     ],
 )

@@ -261,6 +261,11 @@ async def test_the_blocking_client_does_the_same(live: Live) -> None:
                 client.rollouts(of_the_other_client, [0], progress=room.silent)  # type: ignore[arg-type]
             with pytest.raises(TypeError, match="agent must be callable, got 'agent'"):
                 client.rollouts("agent", [0], progress=room.silent)  # type: ignore[arg-type]
+
+            async def ended(_: object) -> None: ...
+
+            with pytest.raises(TypeError, match="`ended` is an `async def`"):
+                client.rollouts(agent, [0], progress=room.silent, ended=ended)  # type: ignore[arg-type]
         with pytest.raises(RuntimeError, match="with SyncClient"):
             client.rollouts(agent, [0])
         return made, batch.groups, batch.others

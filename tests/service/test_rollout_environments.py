@@ -8,7 +8,7 @@ import pytest
 
 from stenograph.client import Client
 from stenograph.envs.base import Environment, WrongEnvironment, environment
-from stenograph.envs.folder import RolloutFolder
+from stenograph.envs.folder import RolloutFolder, place_of
 from stenograph.envs.rollout import RolloutPlan, members_of, run_rollouts, summary
 
 from .conftest import Live
@@ -72,7 +72,7 @@ async def test_an_interrupted_run_goes_on_and_leaves_every_rollout_once(live: Li
         assert samples is not None
         assert one.num_trained == sum(sample.num_trained for sample in samples) > 0
         assert {sample.metadata["group"] for sample in samples} == {task}
-        assert one.samples == f"samples/{task.replace(' ', '_').replace('/', '_')}.{number}.safetensors"
+        assert one.samples == place_of(task, number)
     assert {one.reward["said"] for one in again if isinstance(one.reward, dict)} == {0.0, 1.0}
     lines = "\n".join(summary(again))
     assert "6 rollouts of 3 tasks: 4 ok, 2 agent_failed" in lines

@@ -170,7 +170,10 @@ class SyncClient:
 
         async def ended_in_thread(rollout: Rollout[T]) -> None:
             assert ended is not None
-            await asyncio.to_thread(ended, rollout)
+            made: object = await asyncio.to_thread(ended, rollout)
+            if inspect.iscoroutine(made):
+                made.close()
+                raise TypeError("`ended` is an `async def`: use Client, or make it a function that blocks")
 
         sink = None if ended is None else ended_in_thread
         return thread.run(

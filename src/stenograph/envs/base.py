@@ -6,6 +6,7 @@ ours but the session's address, so any agent loop fits: an SDK, a harness as a c
 
 import importlib.util
 import inspect
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,10 +104,10 @@ def _id_of(task: object, index: int) -> str:
 
 
 def _module(path: Path) -> ModuleType:
-    found = importlib.util.spec_from_file_location(path.stem, path)
+    found = importlib.util.spec_from_file_location(f"environment {path.stem}", path)
     if found is None or found.loader is None or not path.is_file():
         raise WrongEnvironment(f"{path} is no file")
-    module = importlib.util.module_from_spec(found)
+    module = sys.modules[found.name] = importlib.util.module_from_spec(found)  # dataclasses look for it there
     try:
         found.loader.exec_module(module)
     except Exception as error:

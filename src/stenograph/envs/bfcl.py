@@ -105,7 +105,7 @@ class TaskPlay:
             yield
         finally:
             kept = cast("dict[str, object]", vars(self.bench.simulators))
-            for name in [name for name in kept if name.startswith(self.name)]:
+            for name in [name for name in [*kept] if name.startswith(self.name)]:  # other sessions' threads add to it
                 del kept[name]
 
     async def run(self, talk: SessionChat) -> bool:
@@ -182,7 +182,7 @@ def call_text(function: Mapping[str, Any], names: set[str]) -> str | None:
     identifiers. Nothing of the model's text stands outside of a literal."""
     try:
         arguments = json.loads(function["arguments"] or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if function["name"] not in names or not isinstance(arguments, dict):
         return None

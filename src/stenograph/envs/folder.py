@@ -14,6 +14,7 @@ import re
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import cast
 
@@ -124,8 +125,12 @@ class RolloutFolder:
 
 
 def place_of(task: str, number: int) -> str:
-    """The place of a rollout's samples in the folder. A task's id may hold anything; the name is of letters."""
-    return f"samples/{re.sub(r'[^A-Za-z0-9._-]', '_', task)[:MAX_NAME_CHARS]}.{number}.safetensors"
+    """The place of a rollout's samples in the folder. A task's id may hold anything; the name is of letters, and has a
+    digest where it is not the id itself: no two tasks have the same."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", task)[:MAX_NAME_CHARS]
+    if name != task:
+        name += f"-{blake2b(task.encode('utf-8', 'surrogatepass'), digest_size=8).hexdigest()}"
+    return f"samples/{name}.{number}.safetensors"
 
 
 def _write(file: Path, content: bytes) -> None:

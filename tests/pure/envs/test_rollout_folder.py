@@ -92,6 +92,24 @@ def test_samples_lie_in_the_folder_whatever_a_task_is_called(task: str, number: 
     assert len(place.name) < 200
 
 
+@pytest.mark.parametrize(("one", "other"), [("a/b", "a_b"), ("a/b", "a b"), ("数学", "代码"), ("x" * 130, "x" * 120)])
+def test_no_two_tasks_have_one_place_for_their_samples(one: str, other: str) -> None:
+    assert place_of(one, 0) != place_of(other, 0)
+
+
+def test_a_file_may_have_dataclasses_with_annotations_as_text(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from __future__ import annotations\n"
+        "from dataclasses import dataclass\n"
+        "@dataclass\n"
+        "class Mine:\n    name: str\n"
+        "def tasks(): return [Mine('a')]\n"
+        "async def run(task, session): return 1.0\n"
+    )
+    assert [task.id for task in environment(str(file), {}).tasks(limit=None, seed=0)] == ["0"]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
