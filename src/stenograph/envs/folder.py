@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import re
+import threading
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -48,6 +49,7 @@ class RolloutFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._ended: dict[tuple[str, int], EndedRollout] = {}
+        self._writing = threading.Lock()
 
     def __repr__(self) -> str:
         return f"<RolloutFolder {self.path}, {len(self._ended)} rollouts>"
@@ -100,14 +102,21 @@ class RolloutFolder:
         return ended is not None and ended.end in ("ok", "agent_failed")
 
     def add(self, ended: EndedRollout, payload: bytes | None) -> None:
-        """Keep a rollout: its samples first, then its line, both on the disk when it returns. Raises OSError."""
+        """Keep a rollout: its samples first, then its line, both on the disk when it returns. Any thread may call it.
+        Raises OSError, and then keeps no part of the line."""
         if payload is not None:
             assert ended.samples is not None
             _write(self.path / ended.samples, payload)
-        with (self.path / "rollouts.jsonl").open("ab") as log:
-            log.write(json.dumps(asdict(ended)).encode() + b"\n")
-            log.flush()
-            os.fsync(log.fileno())
+        line = json.dumps(asdict(ended)).encode() + b"\n"
+        with self._writing, (self.path / "rollouts.jsonl").open("ab", buffering=0) as log:
+            end = log.tell()
+            try:
+                if log.write(line) != len(line):
+                    raise OSError(f"a line of {log.name} was cut: is the disk full?")
+                os.fsync(log.fileno())
+            except OSError:
+                log.truncate(end)
+                raise
         self._ended[ended.task, ended.number] = ended
 
     def samples(self, ended: EndedRollout) -> DecodedSamples | None:

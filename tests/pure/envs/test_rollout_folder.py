@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -54,6 +55,21 @@ def test_a_run_cut_anywhere_keeps_the_whole_lines_and_goes_on(num_kept: int, cut
             again.add(replace(ENDED, number=9), b"payload")
         with opened(path) as last:
             assert [one.number for one in last] == [*range(num_whole), 9]
+
+
+def test_a_line_that_a_full_disk_cuts_is_taken_back_and_the_next_one_is_whole(tmp_path: Path) -> None:
+    log, before = tmp_path / "rollouts.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
+    with opened(tmp_path) as folder:
+        folder.add(ENDED, b"payload")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (log.stat().st_size + 20, before[1]))
+        try:
+            with pytest.raises(OSError, match=r"too large|cut"):
+                folder.add(replace(ENDED, number=1, samples=None), None)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        folder.add(replace(ENDED, number=2), b"payload")
+    with opened(tmp_path) as again:
+        assert [one.number for one in again] == [0, 2]
 
 
 def test_rollouts_lost_by_infrastructure_or_cut_off_are_to_be_run_again(tmp_path: Path) -> None:
