@@ -7,6 +7,7 @@ import asyncio
 import itertools
 import json
 import re
+import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -202,6 +203,51 @@ async def test_what_comes_unasked_spoils_a_way(renderer: Renderer, tmp_path: Pat
             await spoiled.wait()
         writer.close()
         assert played.num_connections == 2
+
+
+@pytest.mark.parametrize("num_bytes", [2, 100_000])
+@pytest.mark.parametrize(
+    "framing", [b"content-length: 2\r\n\r\nhi", b"transfer-encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n"]
+)
+async def test_an_answer_to_a_client_that_has_just_left_is_not_delivered(
+    framing: bytes, num_bytes: int, renderer: Renderer, tmp_path: Path
+) -> None:
+    """The answer and the client's end come in one turn of the loop."""
+    said = asyncio.get_running_loop().create_future()
+
+    async def answer(played: Behind, streams: Streams) -> None:
+        reader, writer = streams
+        await read_body(reader, (await read_head(reader))[1])
+        writer.write(b"HTTP/1.1 200 OK\r\n" + framing)
+        client.close()
+        said.set_result(await reader.read(1))
+
+    async with behind(renderer, tmp_path, answer) as played:
+        client = socket.create_connection(("127.0.0.1", played.port))
+        head = b"POST %b/x HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % (ELSEWHERE.encode(), num_bytes)
+        await asyncio.to_thread(client.sendall, head + b"b" * num_bytes)
+        assert await said == b"", "no word of a delivery, but a hang-up"
+
+
+async def test_a_way_at_rest_outlives_the_deadline_of_a_head(renderer: Renderer, tmp_path: Path) -> None:
+    engine = ScriptedEngine(vocab_size=renderer.tokenizer.vocab_size)
+    here, other = places(tmp_path, 2)
+    async with (
+        serving(here, engine, renderer, patience_s=5.0) as (url, _, _),
+        serving(other, engine, renderer, header_timeout_s=0.2) as (_, _, server),
+    ):
+        reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
+        made: list[set[object]] = []
+        for _ in range(2):
+            writer.write(b"GET %b HTTP/1.1\r\nhost: localhost\r\n\r\n" % ELSEWHERE.encode())
+            first, headers = await read_head(reader)
+            await read_body(reader, headers)
+            assert first.split()[1] == b"404"
+            await asyncio.sleep(0.6)
+            made.append(set(server.server_state.connections))
+        writer.close()
+        assert made[0]
+        assert made[0] == made[1]
 
 
 # --- whatever the other process does

@@ -224,7 +224,8 @@ async def _send_body(way: PeerWay, receive: Receive) -> None:
 
 
 async def _send_answer(way: PeerWay, method: str, link: ClientLink, send: Send) -> None:
-    """Send the answer as it comes, within the framing of the client's connection. Raises `FAILURES`."""
+    """Send the answer as it comes, within the framing of the client's connection. Raises `FAILURES`, also for a client
+    that has left before its last byte is written: what is written then goes nowhere, and looks sent."""
     answer, status = way.answer, way.answer.status
     if not 200 <= status <= 599:
         raise NotHttp(f"{status} is no status of an answer")
@@ -233,6 +234,7 @@ async def _send_answer(way: PeerWay, method: str, link: ClientLink, send: Send) 
     )
     headers = [pair for pair in end_to_end(answer.headers) if pair[0] not in _WRITTEN_ANEW]
     if length is not None and answer.is_whole and method != "HEAD":
+        _check_there(link)
         await link.answer(send, status, b"".join(answer.take()), headers)
         return
     raw = [header_bytes(*pair) for pair in headers]
@@ -242,4 +244,10 @@ async def _send_answer(way: PeerWay, method: str, link: ClientLink, send: Send) 
     async with aclosing(way.pieces()) as pieces:
         async for piece in pieces:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
+    _check_there(link)
     await send({"type": "http.response.body"})
+
+
+def _check_there(link: ClientLink) -> None:
+    if link.is_gone:
+        raise ConnectionResetError("the client has left")

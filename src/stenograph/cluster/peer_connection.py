@@ -67,6 +67,8 @@ class PeerConnection(ClientConnection):
             self._has_left.set_result(True)
         if self._shuts_down:
             self.transport.close()
+        elif len(data) == 1:
+            self._rest()  # no head has begun
         return data[1:]
 
     def _begin(self, scope: Scope, *, keeps_connection: bool) -> None:
