@@ -7,7 +7,7 @@ from stenograph.core.loaded import entry
 from stenograph.dialects.base import Spoken
 from stenograph.dialects.common.errors import refusal_of
 from stenograph.engine.base import Engine
-from stenograph.http.auth import Doorman
+from stenograph.http.auth import Authenticator
 from stenograph.http.control_routes import LATE, ControlRoutes
 from stenograph.http.create_route import CreateRoute
 from stenograph.http.dialects import spoken_by, turn_routes
@@ -55,14 +55,14 @@ def make_app(
     services = services_of(settings, engine, renderer, pool, share, clock)
     spoken = spoken or spoken_by(settings, renderer, model)
     manager = manager_of(settings, services, metrics, store, mark or ModelMark(name=model), processes)
-    doorman = Doorman(api_keys=settings.api_key, manager=manager, admin_keys=settings.admin_key)
+    authenticator = Authenticator(api_keys=settings.api_key, manager=manager, admin_keys=settings.admin_key)
     processes.find_others(settings, manager, metrics)
     metrics.show(WEIGHT_METRICS, services.weights)
     keyed = KeyedSessions(manager, processes.opened_elsewhere(has_store=store is not None))
     core = Core(
         settings=settings,
         services=services,
-        doorman=doorman,
+        authenticator=authenticator,
         metrics=metrics,
         processes=processes,
         spoken=spoken,
@@ -74,7 +74,7 @@ def make_app(
     control = ControlRoutes(
         core=core,
         late=late,
-        create=CreateRoute.of(settings, services, keyed, doorman),
+        create=CreateRoute.of(settings, services, keyed, authenticator),
         body_slots=body_slots,
         started_at=int(clock.wall()),
         openapi=cache(lambda: entry(OPENAPI)(core)),

@@ -118,7 +118,7 @@ def _mac(secret: bytes, session_id: str) -> str:
     return hmac.digest(secret, session_id.encode(), "sha256")[:16].hex()
 
 
-class Doorman:
+class Authenticator:
     """Checks keys and tokens, where the server has keys, and finds a request's session."""
 
     def __init__(self, *, api_keys: Sequence[str], manager: SessionManager, admin_keys: Sequence[str] = ()) -> None:

@@ -9,30 +9,32 @@ from starlette.routing import BaseRoute, Match, Router
 from starlette.routing import Route as StarletteRoute
 from starlette.types import Receive, Scope, Send
 
-from stenograph.http.auth import Doorman
+from stenograph.http.auth import Authenticator
 from stenograph.http.route import Needs, Route, rows_of
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
-CHECKS: Mapping[Needs, Callable[[Doorman, Scope], object]] = {
-    Needs.TOKEN: Doorman.check_agent,
-    Needs.KEY: Doorman.check_key,
-    Needs.ADMIN: Doorman.check_admin,
+CHECKS: Mapping[Needs, Callable[[Authenticator, Scope], object]] = {
+    Needs.TOKEN: Authenticator.check_agent,
+    Needs.KEY: Authenticator.check_key,
+    Needs.ADMIN: Authenticator.check_admin,
 }
 """The check of each credential. Raises Unauthorized and Forbidden."""
 
 
-def bound(groups: Iterable[object], doorman: Doorman) -> list[StarletteRoute]:
+def bound(groups: Iterable[object], authenticator: Authenticator) -> list[StarletteRoute]:
     """The routes of these objects. A path with others in its range stands behind them, and `HEAD` before `GET`."""
     rows = [(row, getattr(group, name)) for group in groups for row, name in rows_of(type(group))]
     rows.sort(key=lambda pair: (pair[0].path.endswith(":path}"), pair[0].method != "HEAD"))
-    return [StarletteRoute(row.path, _keyed(row, endpoint, doorman), methods=[row.method]) for row, endpoint in rows]
+    return [
+        StarletteRoute(row.path, _keyed(row, endpoint, authenticator), methods=[row.method]) for row, endpoint in rows
+    ]
 
 
-def _keyed(row: Route, endpoint: Endpoint, doorman: Doorman) -> Endpoint:
+def _keyed(row: Route, endpoint: Endpoint, authenticator: Authenticator) -> Endpoint:
     if row.needs is Needs.NOTHING:
         return endpoint
-    check = partial(CHECKS[row.needs], doorman)
+    check = partial(CHECKS[row.needs], authenticator)
 
     async def checked(request: Request) -> Response:
         check(request.scope)

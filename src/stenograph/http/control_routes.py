@@ -127,7 +127,7 @@ class ControlRoutes:
         """The Starlette application."""
         app = Starlette(
             routes=[
-                *bound((self, self.create), self.core.doorman),
+                *bound((self, self.create), self.core.authenticator),
                 *(LaterRoutes(part.below, partial(self._routes_of, part)) for part in self.core.parts if part.below),
                 LaterRoutes("", self._late_routes),
             ],
@@ -145,7 +145,7 @@ class ControlRoutes:
         """The routes of a part with a path of its own. It is imported on a thread."""
         for name in (LATE, part.groups):
             await asyncio.to_thread(entry, name)
-        return bound(self.late().groups_of(part), self.core.doorman)
+        return bound(self.late().groups_of(part), self.core.authenticator)
 
     async def _late_routes(self) -> Sequence[StarletteRoute]:
         """Every other route, together since they know each other's methods, and behind them the proxy. Late modules are
@@ -157,7 +157,7 @@ class ControlRoutes:
         groups = (self, self.create, *(group for groups in late for group in groups))
         proxy = self._proxy(session_paths(row for group in groups for row, _ in rows_of(type(group))))
         return (
-            *bound(groups, self.core.doorman),
+            *bound(groups, self.core.authenticator),
             StarletteRoute("/sessions/{id}/{path:path}", proxy.of_session, methods=PROXY_METHODS),
             StarletteRoute("/v1/{path:path}", proxy.of_server, methods=PROXY_METHODS),
         )
@@ -166,7 +166,7 @@ class ControlRoutes:
         """The route to pass requests on to the engine, with this server's answers in its place."""
         return ProxyRoute(
             manager=self.core.manager,
-            doorman=self.core.doorman,
+            authenticator=self.core.authenticator,
             engine=self.core.services.engine,
             allowed=self.core.settings.proxy_allow,
             own_paths=own_paths,
@@ -262,7 +262,7 @@ class ControlRoutes:
     )
     async def _models(self, request: Request) -> Response:
         if "id" not in request.path_params:
-            await self.core.doorman.session_of(request.scope, wakes=False)  # 404 for a header that names none
+            await self.core.authenticator.session_of(request.scope, wakes=False)  # 404 for a header that names none
         model: Model = {
             "id": self.core.model,
             "object": "model",

@@ -34,7 +34,7 @@ class CountRoute:
         row, spelling = NO_ROW, None
         await self.body_slots.small()
         try:
-            session = await self.core.doorman.session_of(scope)
+            session = await self.core.authenticator.session_of(scope)
             name = client_name(headers_of(scope))
             if session is not None:
                 row = session.ledger.open_row(

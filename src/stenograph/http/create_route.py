@@ -25,7 +25,7 @@ from stenograph.core.weights import CacheSalt
 from stenograph.dialects.common.json_bodies import nearest
 from stenograph.dialects.sessions import CreateSession, decode_create
 from stenograph.engine.base import Engine
-from stenograph.http.auth import Doorman, SessionTokens
+from stenograph.http.auth import Authenticator, SessionTokens
 from stenograph.http.route import STORED, TEXT, parameter, route
 from stenograph.http.rule_files import sampling_of
 from stenograph.http.settings import Settings
@@ -77,14 +77,16 @@ class CreateRoute:
     max_body_bytes: int
 
     @staticmethod
-    def of(settings: Settings, services: TurnServices, keyed: KeyedSessions, doorman: Doorman) -> "CreateRoute":
+    def of(
+        settings: Settings, services: TurnServices, keyed: KeyedSessions, authenticator: Authenticator
+    ) -> "CreateRoute":
         """The route of a server. Raises StartupError for a matcher or a file of sampling that cannot be loaded, or a
         history against the contract."""
         return CreateRoute(
-            manager=doorman.manager,
+            manager=authenticator.manager,
             engine=services.engine,
             keyed=keyed,
-            tokens=doorman.tokens,
+            tokens=authenticator.tokens,
             pool=services.pool,
             defaults=default_options(settings, services.canonical),
             rewrite_rules=services.rewrite_rules,

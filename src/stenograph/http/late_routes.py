@@ -44,7 +44,7 @@ class Late:
         if held is None:
             return (*groups, self.sessions)
         responses = entry(HELD_RESPONSES)(
-            doorman=self.core.doorman, share=self.core.services.share, model=self.core.model, dialect=held
+            authenticator=self.core.authenticator, share=self.core.services.share, model=self.core.model, dialect=held
         )
         return (*groups, self.sessions, responses)
 

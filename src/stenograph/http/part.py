@@ -5,7 +5,7 @@ loads only the entries in use.
 from dataclasses import dataclass
 
 from stenograph.dialects.base import Spoken
-from stenograph.http.auth import Doorman
+from stenograph.http.auth import Authenticator
 from stenograph.http.metrics import Metrics
 from stenograph.http.processes import Processes
 from stenograph.http.settings import Settings
@@ -50,7 +50,7 @@ class Core:
 
     settings: Settings
     services: TurnServices
-    doorman: Doorman
+    authenticator: Authenticator
     metrics: Metrics
     processes: Processes
     spoken: Spoken
@@ -60,4 +60,4 @@ class Core:
 
     @property
     def manager(self) -> SessionManager:
-        return self.doorman.manager
+        return self.authenticator.manager

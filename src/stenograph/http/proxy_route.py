@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from stenograph.core.errors import Forbidden, MethodNotAllowed, RouteNotFound, UpstreamTimeout
 from stenograph.engine.base import Engine, ForwardedAnswer
-from stenograph.http.auth import Doorman, query_without_key
+from stenograph.http.auth import Authenticator, query_without_key
 from stenograph.http.wire import ClientGone, delivery_of, header_bytes, read_body
 from stenograph.session.manager import SessionManager
 
@@ -40,7 +40,7 @@ class ProxyRoute:
     paths of a session, with their methods: another method is 405, even if the allow-list has the path."""
 
     manager: SessionManager
-    doorman: Doorman
+    authenticator: Authenticator
     engine: Engine
     allowed: tuple[str, ...]
     own_paths: Mapping[str, Collection[str]]
@@ -63,7 +63,7 @@ class ProxyRoute:
         """`/v1/{path}`, where a header may name the session. Raises as `of_session`."""
         path = "v1/" + request.path_params["path"].rstrip("/")
         self._check(request, path)
-        session = await self.doorman.session_of(request.scope, wakes=False)
+        session = await self.authenticator.session_of(request.scope, wakes=False)
         self._check_not_held(request, path)
         return await self._pass_on(request, path, affinity_key=None if session is None else session.id)
 
@@ -75,9 +75,9 @@ class ProxyRoute:
     def _check(self, request: Request, path: str) -> None:
         """Raise Unauthorized and Forbidden: of these routes a session's token is good for the list of models alone."""
         if path == MODELS and request.method in ("GET", "HEAD"):
-            self.doorman.check_agent(request.scope)
+            self.authenticator.check_agent(request.scope)
         else:
-            self.doorman.check_key(request.scope)
+            self.authenticator.check_key(request.scope)
 
     async def _pass_on(self, request: Request, path: str, *, affinity_key: str | None) -> Response:
         """Raises Forbidden for a path outside the list, RouteNotFound for one unknown to this engine."""

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from stenograph.core.errors import InvalidRequest, RouteNotFound, SessionNotFound
 from stenograph.dialects.base import HeldDialect
 from stenograph.dialects.responses.reply import ResponseBody
-from stenograph.http.auth import Doorman
+from stenograph.http.auth import Authenticator
 from stenograph.http.route import SESSION_HEADER, STORED, TEXT, Needs, parameter, route
 from stenograph.http.session_routes import check_query
 from stenograph.http.wire import in_pieces
@@ -23,7 +23,7 @@ _RESPONSE_ID = {**parameter("path", "response", "The id of a response.", TEXT), 
 class HeldResponses:
     """The responses of one server's sessions."""
 
-    doorman: Doorman
+    authenticator: Authenticator
     share: LoopShare
     model: str
     dialect: HeldDialect
@@ -49,7 +49,7 @@ class HeldResponses:
     async def get(self, request: Request) -> Response:
         """`GET /sessions/{id}/v1/responses/{response}`, and the same on the session named in a header."""
         check_query(request)
-        session = await self.doorman.session_of(request.scope, wakes=False)
+        session = await self.authenticator.session_of(request.scope, wakes=False)
         if session is None:
             raise RouteNotFound(
                 "Responses are kept in sessions: ask for it at /sessions/{id}/v1/responses/{response}, or name its"

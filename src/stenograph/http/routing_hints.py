@@ -17,7 +17,7 @@ from stenograph.core.errors import Forbidden, InvalidRequest
 from stenograph.core.routing import Routing, RoutingHint
 from stenograph.dialects.base import Decoded
 from stenograph.engine.base import Capabilities
-from stenograph.http.auth import Doorman
+from stenograph.http.auth import Authenticator
 from stenograph.http.wire import headers_of
 
 RANK_HEADER = b"x-data-parallel-rank"
@@ -33,7 +33,7 @@ _TAKEN_BY = {
 }
 
 
-def with_hints(decoded: Decoded, scope: Scope, doorman: Doorman, capabilities: Capabilities) -> Decoded:
+def with_hints(decoded: Decoded, scope: Scope, authenticator: Authenticator, capabilities: Capabilities) -> Decoded:
     """A request with the hint of its header, recorded; the header's hint goes before its body's.
 
     Raises Unauthorized or Forbidden, where the server has keys and the request carries none of them, and
@@ -43,7 +43,7 @@ def with_hints(decoded: Decoded, scope: Scope, doorman: Doorman, capabilities: C
     routing, rank = request.routing or Routing(), _rank_of(headers_of(scope).get(RANK_HEADER))
     given = {name for name in _HINTS if getattr(routing, name) is not None}
     if given or rank is not None:
-        _check_key(scope, doorman)
+        _check_key(scope, authenticator)
     for name in _HINTS:
         if name in given and _HINTS[name] not in capabilities.hints:
             raise _not_taken(capabilities.engine, _HINTS[name], Blame(RequestPart.ROUTING, path=(name,)))
@@ -72,9 +72,9 @@ def _rank_of(value: bytes | None) -> int | None:
     return int(digits)
 
 
-def _check_key(scope: Scope, doorman: Doorman) -> None:
+def _check_key(scope: Scope, authenticator: Authenticator) -> None:
     try:
-        doorman.check_key(scope)
+        authenticator.check_key(scope)
     except Forbidden as error:
         raise Forbidden(
             "A session's token gives no routing hints (ranks, bootstrap_…): a router adds one of --api-key, as"

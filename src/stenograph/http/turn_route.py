@@ -108,7 +108,7 @@ class TurnRoute:
     async def _admit(
         self, scope: Scope, receive: Receive, stages: StageTimes, path: RequestPath, reading: "_Reading"
     ) -> Watch:
-        session = await self.core.doorman.session_of(scope)
+        session = await self.core.authenticator.session_of(scope)
         headers = headers_of(scope)
         name = client_name(headers)
         if session is not None:
@@ -119,9 +119,9 @@ class TurnRoute:
         body = await read_json(scope, receive, max_bytes=self.core.settings.max_body_bytes, body_slots=self.body_slots)
         stages.receive = self.core.services.clock.monotonic()
         if session is not None and session.is_busy:
-            await self.core.doorman.manager.settle(session)
+            await self.core.authenticator.manager.settle(session)
         identity = None if session is None else _identity(headers, path, body)
-        admitted = self.core.doorman.manager.admit(session, stages=stages, identity=identity)
+        admitted = self.core.authenticator.manager.admit(session, stages=stages, identity=identity)
         if not isinstance(admitted, Admission):
             return admitted
         with admitted:
@@ -142,7 +142,7 @@ class TurnRoute:
                     decoded = await self._decode_large(incoming)
             reading.spelling = decoded[0].spelling
             if decoded[0].routing is not None or RANK_HEADER in headers:
-                decoded = with_hints(decoded, scope, self.core.doorman, self.core.services.engine.capabilities)
+                decoded = with_hints(decoded, scope, self.core.authenticator, self.core.services.engine.capabilities)
             caller = Caller(
                 name=name,
                 path=path.route,
@@ -150,7 +150,7 @@ class TurnRoute:
                 row=reading.row,
                 trace=path.trace,
             )
-            return self.core.doorman.manager.begin(admitted, decoded, caller)
+            return self.core.authenticator.manager.begin(admitted, decoded, caller)
 
     async def _decode_large(self, incoming: Incoming) -> Decoded:
         """Decode without holding the loop for long. msgspec holds the GIL on every thread."""

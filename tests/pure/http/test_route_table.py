@@ -15,7 +15,7 @@ from stenograph.core.errors import Forbidden, StenographError, Unauthorized
 from stenograph.core.loaded import entry
 from stenograph.dialects.base import DialectRow
 from stenograph.dialects.settings import DialectKind, UnknownFields
-from stenograph.http.auth import Doorman, SessionTokens, session_named
+from stenograph.http.auth import Authenticator, SessionTokens, session_named
 from stenograph.http.binding import CHECKS, bound
 from stenograph.http.dialects import DIALECTS
 from stenograph.http.openapi.turns import turn_rows
@@ -110,8 +110,8 @@ class Kept:
         return Response(request.path_params.get("rest", "closed"))
 
 
-def doorman_of(manager: Any = None) -> Doorman:
-    return Doorman(api_keys=("trainer",), manager=manager, admin_keys=("admin",))
+def authenticator_of(manager: Any = None) -> Authenticator:
+    return Authenticator(api_keys=("trainer",), manager=manager, admin_keys=("admin",))
 
 
 LEAST = {Needs.NOTHING: 0, Needs.TOKEN: 1, Needs.KEY: 2, Needs.ADMIN: 3}
@@ -125,19 +125,19 @@ def test_a_credential_opens_what_takes_no_more(needs: Needs, level: int) -> None
     credential = CREDENTIALS[level]
     scope = scope_of(path) if credential is None else scope_of(path, credential)
     if level >= LEAST[needs]:
-        CHECKS[needs](doorman_of(), scope)
+        CHECKS[needs](authenticator_of(), scope)
     else:
         with pytest.raises(Unauthorized if credential is None else Forbidden):
-            CHECKS[needs](doorman_of(), scope)
+            CHECKS[needs](authenticator_of(), scope)
 
 
 def test_a_token_opens_no_other_session() -> None:
     with pytest.raises(Forbidden):
-        CHECKS[Needs.TOKEN](doorman_of(), scope_of(f"/sessions/{'f' * 32}", str(CREDENTIALS[1])))
+        CHECKS[Needs.TOKEN](authenticator_of(), scope_of(f"/sessions/{'f' * 32}", str(CREDENTIALS[1])))
 
 
 def test_bound_routes_check_their_keys_and_a_path_that_takes_in_others_is_last() -> None:
-    routes = bound([Kept()], doorman_of())
+    routes = bound([Kept()], authenticator_of())
     assert [one.path for one in routes] == ["/open/token", "/open/key", "/open/admin", "/open/{rest:path}"]
     refused = (Unauthorized, Forbidden)
     app = Starlette(
