@@ -80,6 +80,14 @@ async def test_an_interrupted_run_goes_on_and_leaves_every_rollout_once(live: Li
     assert "4 of 6 ok, 2 agent failed, mean reward 0.500, 0 running" in said.getvalue()
 
 
+@pytest.mark.parametrize("name", ["", "x" * 257])
+def test_an_id_that_names_no_group_is_refused(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "named.py"
+    file.write_text(f'def tasks(): return [{{"id": "{name}"}}]\nasync def run(task, session): return 1')
+    with pytest.raises(WrongEnvironment, match="a task's id has 1 to 256 characters"):
+        members_of(environment(str(file), {}), PLAN)
+
+
 def test_tasks_with_one_id_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "twice.py"
     file.write_text('def tasks(): return [{"id": 1}, {"id": 1}]\nasync def run(task, session): return 1')

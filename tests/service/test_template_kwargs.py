@@ -183,3 +183,13 @@ async def said(client: aiohttp.ClientSession, url: str, *messages: dict[str, Any
         answer = await response.json()
     assert response.status == 200, answer
     return {"role": "assistant", "content": answer["choices"][0]["message"]["content"]}
+
+
+async def test_a_template_that_writes_nothing_is_an_error_of_the_messages(files: ModelFiles) -> None:
+    renderer = make_renderer(replace(files, chat_template="{{ '' }}"), "auto")
+    engine = ScriptedEngine(vocab_size=320, max_context_tokens=4096)
+    async with running(engine, renderer) as (url, _), aiohttp.ClientSession() as client:
+        body = {"model": "tiny", "messages": [user("hi")]}
+        async with client.post(f"{url}/v1/chat/completions", json=body) as answer:
+            assert answer.status == 400
+            assert "writes nothing for these messages" in (await answer.json())["error"]["message"]

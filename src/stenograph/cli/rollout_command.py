@@ -45,6 +45,8 @@ def rollout(options: dict[str, Any]) -> int:
             asyncio.run(_run(Client(url, api_key=api_key), made, members, folder, plan))
     except (WrongEnvironment, WrongKey, WrongRequest) as error:
         raise StartupError(str(error)) from error
+    except OSError as error:
+        raise StartupError(f"stopped: {error}; the same command goes on with {folder.path}") from error
     except KeyboardInterrupt:
         say(f"interrupted; the same command goes on with {folder.path}")
         return EXIT_INTERRUPTED

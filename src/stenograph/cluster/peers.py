@@ -199,4 +199,4 @@ def named(peer: Peer) -> str:
 
 def _away(where: str, error: BaseException) -> WorkerUnavailable:
     """The error for another process without an answer."""
-    return WorkerUnavailable(f"{where} does not answer: {error or 'it is away'}.", retry_after_s=1.0)
+    return WorkerUnavailable(f"{where} does not answer: {str(error) or 'it is away'}.", retry_after_s=1.0)

@@ -17,6 +17,9 @@ from stenograph.client.shown import error_line
 from stenograph.envs.base import Environment, Task, WrongEnvironment
 from stenograph.envs.folder import EndedRollout, RolloutFolder, place_of
 
+MAX_ID_CHARS = 256
+"""As many as a session's group may have."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutPlan:
@@ -41,8 +44,13 @@ class Member:
 
 
 def members_of(environment: Environment, plan: RolloutPlan) -> Sequence[Member]:
-    """All rollouts of a run. Raises WrongEnvironment, for two tasks with one id too."""
+    """All rollouts of a run. Raises WrongEnvironment, also where two tasks have one id, and for an id too long."""
     tasks = environment.tasks(limit=plan.num_tasks, seed=plan.seed)
+    for task in tasks:
+        if not 1 <= len(task.id) <= MAX_ID_CHARS:
+            raise WrongEnvironment(
+                f"a task's id has 1 to {MAX_ID_CHARS} characters, got {len(task.id)}: {task.id[:40]!r}"
+            )
     if twice := [name for name, number in Counter(task.id for task in tasks).items() if number > 1]:
         raise WrongEnvironment(f"{len(twice)} ids of tasks come more than once, such as {twice[0]!r}")
     return [Member(task, number) for task in tasks for number in range(plan.group_size)]

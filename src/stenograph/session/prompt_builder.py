@@ -243,6 +243,8 @@ class ChatPromptBuilder:
                 bridge = Bridge(ids=ids)
         except RecursionError as error:
             raise UnrenderableMessage("A tool call's arguments are nested too deeply to be shown.") from error
+        if parent is None and not bridge.ids:
+            raise UnrenderableMessage("The model's chat template writes nothing for these messages: no prompt is left.")
         if self._request.truncation is not None:  # there is no line: a session keeps its ids
             return await self._truncated(bridge.ids)
         num_trimmed = bridge.num_trimmed

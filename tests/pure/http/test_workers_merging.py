@@ -1,19 +1,24 @@
 """Which worker has a session, and how the answers of all workers become one."""
 
+import asyncio
 import json
 from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenograph.cluster.owners import FileOwners
+from stenograph.cluster.owners import FileOwners, Owner
 from stenograph.http.merging import engines, exposition, moment, readiness, sums
 
 
 @given(st.integers(1, 64), st.integers(0, 255))
 def test_each_file_has_one_owner_and_each_worker_knows_itself(num: int, file: int) -> None:
     sockets = [Path(f"/{number}") for number in range(num)]
-    seen = [FileOwners(sockets, own=own).owner_of(f"{file:02x}" + "0" * 30) for own in range(num)]
+
+    async def owners() -> list[Owner | None]:
+        return [await FileOwners(sockets, own=own).owner_of(f"{file:02x}" + "0" * 30) for own in range(num)]
+
+    seen = asyncio.run(owners())
     assert seen[file % num] is None
     assert {owner.socket for owner in seen if owner is not None} <= {sockets[file % num]}
     assert sum(owner is None for owner in seen) == 1
