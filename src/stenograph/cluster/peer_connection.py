@@ -11,6 +11,7 @@ from typing import Any
 from starlette.types import Scope
 
 from stenograph.http.connection import Bytes, ClientConnection
+from stenograph.http.served_request import RequestHead
 from stenograph.http.wire import headers_of
 
 GREETING = b"+"
@@ -47,6 +48,7 @@ class PeerConnection(ClientConnection):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.keep_alive_s = _FOR_EVER_S  # the other worker closes it
+        self._head = RequestHead(spare_headers=1)  # `CLIENT`, beside as many as a client may send
         self._has_left: asyncio.Future[bool] | None = None
         """Of a client's request."""
         self._shuts_down = False

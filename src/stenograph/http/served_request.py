@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 MAX_HEAD_BYTES = 64 * 1024
 """Request line, header lines and the blank line."""
 MAX_HEADERS = 100
+SPARE_BYTES = 256
+"""Of a header that another worker adds."""
 MAX_URL_BYTES = 8 * 1024
 """The target of the request line: path and query."""
 
@@ -62,9 +64,12 @@ class RequestHead:
     parser appends each piece of a field to the earlier ones, so it sees a head only when it is whole.
     """
 
-    __slots__ = ("_kept", "_num_lines", "_target_at", "_target_seen")
+    __slots__ = ("_kept", "_max_bytes", "_max_lines", "_num_lines", "_target_at", "_target_seen")
 
-    def __init__(self) -> None:
+    def __init__(self, *, spare_headers: int = 0) -> None:
+        """`spare_headers` of `SPARE_BYTES` each may come beside those of a client."""
+        self._max_lines = MAX_HEADERS + 1 + spare_headers
+        self._max_bytes = MAX_HEAD_BYTES + SPARE_BYTES * spare_headers
         self._kept = bytearray()
         self._reset()
 
@@ -102,7 +107,7 @@ class RequestHead:
         if num_seen or _FIRST_LINE.match(text) is None:
             self._check_target(text, end)
         num_lines = self._num_lines + text.count(b"\n", num_seen, end) - (found is not None)
-        if end > MAX_HEAD_BYTES or num_lines > MAX_HEADERS + 1:
+        if end > self._max_bytes or num_lines > self._max_lines:
             raise HeadersTooLarge(
                 f"The request's head has more than {MAX_HEAD_BYTES} bytes, or more than {MAX_HEADERS} headers."
                 " Send fewer or shorter headers."
