@@ -322,7 +322,8 @@ def test_variables_that_kubernetes_would_not_set_still_stop_the_start(key: str, 
 
 
 def test_each_part_s_settings_are_among_a_command_s_and_a_server_without_them_has_their_defaults() -> None:
-    declared = [one for one in vars(parts).values() if isinstance(one, type) and is_dataclass(one)]
+    classes = [one for one in vars(parts).values() if isinstance(one, type) and one.__module__ == parts.__name__]
+    declared = [one for one in classes if is_dataclass(one)]
     assert len(declared) == 4
     for one in declared:
         assert issubclass(CommandSettings, one)
