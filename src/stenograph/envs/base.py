@@ -34,8 +34,8 @@ class Task:
 class Environment(Protocol):
     """Tasks, and how one is run."""
 
-    def tasks(self, *, limit: int | None, seed: int) -> Sequence[Task]:
-        """The tasks, at most `limit`, the same for the same seed. Raises WrongEnvironment."""
+    def tasks(self, *, limit: int | None, seed: int | None) -> Sequence[Task]:
+        """The tasks, at most `limit`, the same for the same seed. Raises WrongEnvironment, also for a useless seed."""
         ...
 
     async def run(self, task: Task, session: RolloutSession) -> Reward | None:
@@ -87,8 +87,9 @@ class PythonFile:
     def __repr__(self) -> str:
         return f"<PythonFile {self._path}>"
 
-    def tasks(self, *, limit: int | None, seed: int) -> Sequence[Task]:
-        """Its tasks, in its order. The seed is not used: the file has no place for one."""
+    def tasks(self, *, limit: int | None, seed: int | None) -> Sequence[Task]:
+        """Its tasks, in its order. Raises WrongEnvironment for a seed: the file has no place for one."""
+        check_no_seed(str(self._path), seed)
         assert self._tasks is not None
         found = list(self._tasks())[:limit]
         return [Task(id=_id_of(one, index), data=one) for index, one in enumerate(found)]
@@ -96,6 +97,20 @@ class PythonFile:
     async def run(self, task: Task, session: RolloutSession) -> Reward | None:
         """The reward of its `run`, given the value that its `tasks` had."""
         return await self._run(task.data, session)
+
+
+def check_no_seed(name: str, seed: int | None) -> None:
+    """Raise WrongEnvironment for a seed: the environment has one order."""
+    if seed is not None:
+        raise WrongEnvironment(f"{name} takes no seed: its tasks come in its own order")
+
+
+def chat_fields(options: Mapping[str, object]) -> Mapping[str, object]:
+    """The fields of each request, under `chat` among the options. Raises WrongEnvironment unless they are an object."""
+    fields = options.get("chat", {"max_tokens": 1024})
+    if not isinstance(fields, Mapping):
+        raise WrongEnvironment(f'chat is an object of request fields, such as {{"max_tokens": 200}}, got {fields!r}')
+    return cast("Mapping[str, object]", fields)
 
 
 def _id_of(task: object, index: int) -> str:

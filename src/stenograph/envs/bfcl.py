@@ -21,7 +21,7 @@ from typing import Any, cast
 
 from stenograph.client.samples import Reward
 from stenograph.client.session import RolloutSession
-from stenograph.envs.base import Task, WrongEnvironment
+from stenograph.envs.base import Task, WrongEnvironment, chat_fields, check_no_seed
 from stenograph.envs.chat import SessionChat, chat
 
 CATEGORIES = ("multi_turn_base", "multi_turn_miss_func", "multi_turn_miss_param", "multi_turn_long_context")
@@ -40,7 +40,8 @@ class Bench:
 
 def _bench() -> Bench:
     """The package. Raises WrongEnvironment where it is not there. It makes folders for results when it is imported."""
-    os.environ.setdefault("BFCL_PROJECT_ROOT", tempfile.mkdtemp(prefix="bfcl-"))
+    if "BFCL_PROJECT_ROOT" not in os.environ:
+        os.environ["BFCL_PROJECT_ROOT"] = tempfile.mkdtemp(prefix="bfcl-")
     try:
         return Bench(
             utils=importlib.import_module("bfcl_eval.utils"),
@@ -65,14 +66,15 @@ class Bfcl:
         if unknown := sorted(set(options) - {"chat"}):
             raise WrongEnvironment(f"bfcl has no option {', '.join(unknown)}; it has chat")
         self._which = which
-        self._fields = cast("Mapping[str, object]", options.get("chat", {"max_tokens": 1024}))
+        self._fields = chat_fields(options)
         self._bench = _bench()
 
     def __repr__(self) -> str:
         return f"<Bfcl {self._which}>"
 
-    def tasks(self, *, limit: int | None, seed: int) -> Sequence[Task]:
-        """The category's tasks (200), in the package's order; it has no seed."""
+    def tasks(self, *, limit: int | None, seed: int | None) -> Sequence[Task]:
+        """The category's tasks (200), in the package's order. Raises WrongEnvironment for a seed."""
+        check_no_seed("bfcl", seed)
         entries = self._bench.utils.load_dataset_entry(self._which)
         truths = {one["id"]: one["ground_truth"] for one in self._bench.utils.load_ground_truth_entry(self._which)}
         return [Task(id=one["id"], data=(one, truths[one["id"]])) for one in entries[:limit]]

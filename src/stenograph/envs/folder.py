@@ -73,7 +73,7 @@ class RolloutFolder:
             fcntl.flock(stack.enter_context((self.path / "lock").open("w")), fcntl.LOCK_EX | fcntl.LOCK_NB)
             run = self.path / "run.json"
             if run.exists():
-                self._check(cast("Mapping[str, object]", json.loads(run.read_text())), facts)
+                self._check(json.loads(run.read_text()), facts)
             else:
                 _write(run, json.dumps(facts, indent=1).encode())
         except BlockingIOError as error:
@@ -123,8 +123,10 @@ class RolloutFolder:
         """A rollout's samples. Raises OSError, and BadPayload for a damaged file."""
         return None if ended.samples is None else decoded((self.path / ended.samples).read_bytes())
 
-    def _check(self, was: Mapping[str, object], now: Mapping[str, object]) -> None:
-        wants = json.loads(json.dumps(now))
+    def _check(self, was: object, now: Mapping[str, object]) -> None:
+        if not isinstance(was, dict):
+            raise ValueError("its run.json is no object")
+        was, wants = cast("dict[str, object]", was), json.loads(json.dumps(now))
         for name in {**was, **wants}:
             if was.get(name) != wants.get(name):
                 raise WrongEnvironment(

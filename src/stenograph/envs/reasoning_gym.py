@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from stenograph.client.samples import Reward
 from stenograph.client.session import RolloutSession
-from stenograph.envs.base import Task, WrongEnvironment
+from stenograph.envs.base import Task, WrongEnvironment, chat_fields
 from stenograph.envs.chat import chat
 
 
@@ -31,16 +31,16 @@ class ReasoningGym:
             near = get_close_matches(which, known, n=8, cutoff=0.3) or known[:8]
             raise WrongEnvironment(f"reasoning-gym has no dataset {which!r}; of its {len(known)} are {', '.join(near)}")
         self._which = which
-        self._fields = cast("Mapping[str, object]", options.get("chat", {"max_tokens": 1024}))
+        self._fields = chat_fields(options)
         self._options = {name: value for name, value in options.items() if name != "chat"}
         self._dataset: Any = None
 
     def __repr__(self) -> str:
         return f"<ReasoningGym {self._which}>"
 
-    def tasks(self, *, limit: int | None, seed: int) -> Sequence[Task]:
-        """Its questions: as many as asked for, 500 without a limit, by reasoning-gym's own seed."""
-        size = 500 if limit is None else limit
+    def tasks(self, *, limit: int | None, seed: int | None) -> Sequence[Task]:
+        """Its questions: as many as asked for, 500 without a limit, by reasoning-gym's own seed, 0 without one."""
+        size, seed = 500 if limit is None else limit, seed or 0
         try:
             self._dataset = self._gym.create_dataset(self._which, size=size, seed=seed, **self._options)
         except (TypeError, ValueError, AssertionError) as error:

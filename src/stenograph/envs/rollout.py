@@ -28,7 +28,7 @@ class RolloutPlan:
 
     facts: Mapping[str, object]
     num_tasks: int | None = None
-    seed: int = 0
+    seed: int | None = None
     group_size: int = 1
     concurrency: int = 16
     timeout_s: float | None = None

@@ -34,9 +34,6 @@ EVERY_S = 1.0
 FRESH_S = 0.5
 """For so long the moment is not read again: viewers share it."""
 
-RefuseAt = Callable[[str, StenographError], Refusal]
-"""The error of a request to a path."""
-
 
 class Moments(Protocol):
     """The server at this moment, as JSON of a `ConsoleNow`."""

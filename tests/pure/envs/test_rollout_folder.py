@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenograph.envs.base import WrongEnvironment, environment
+from stenograph.envs.base import WrongEnvironment, chat_fields, environment
 from stenograph.envs.folder import EndedRollout, RolloutFolder, place_of
 
 FACTS = {"environment": "mine.py", "options": {}, "seed": 0, "session": {}}
@@ -123,7 +123,7 @@ def test_a_file_may_have_dataclasses_with_annotations_as_text(tmp_path: Path) ->
         "def tasks(): return [Mine('a')]\n"
         "async def run(task, session): return 1.0\n"
     )
-    assert [task.id for task in environment(str(file), {}).tasks(limit=None, seed=0)] == ["0"]
+    assert [task.id for task in environment(str(file), {}).tasks(limit=None, seed=None)] == ["0"]
 
 
 @pytest.mark.parametrize(
@@ -150,3 +150,18 @@ def test_names_of_no_environment_are_refused_with_those_that_there_are(tmp_path:
     (tmp_path / "mine.py").write_text("")
     with pytest.raises(WrongEnvironment, match="takes no options"):
         environment(str(tmp_path / "mine.py"), {"a": 1})
+
+
+def test_what_an_environment_has_no_use_for_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def tasks(): return [1]\nasync def run(task, session): return 1")
+    with pytest.raises(WrongEnvironment, match="takes no seed"):
+        environment(str(file), {}).tasks(limit=None, seed=3)
+    with pytest.raises(WrongEnvironment, match="chat is an object of request fields"):
+        chat_fields({"chat": 3})
+
+
+def test_a_run_json_that_is_no_object_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("[]")
+    with pytest.raises(WrongEnvironment, match="is no object"), opened(tmp_path):
+        pass
