@@ -4,6 +4,8 @@ Owns what a message is. Knows neither a wire format nor a template.
 """
 
 import enum
+from array import array
+from itertools import pairwise
 
 from msgspec import Struct
 
@@ -26,10 +28,48 @@ class ToolCall(Struct, frozen=True, kw_only=True, gc=False):
     arguments: str
 
 
+class MediaKind(enum.StrEnum):
+    """Kinds of media in a message."""
+
+    IMAGE = "image"
+
+
+class MediaRef(Struct, frozen=True, kw_only=True, gc=False):
+    """A medium by its content: SHA-256 of its `num_bytes` bytes, as 64 hex digits. `media_type`: `image/png`."""
+
+    sha256: str
+    kind: MediaKind
+    media_type: str
+    num_bytes: int
+
+
+class PlacedMedia(Struct, frozen=True, kw_only=True, gc=False):
+    """A medium within a message, before character `at` of its content."""
+
+    at: int
+    ref: MediaRef
+
+
+class MediaItem(Struct, frozen=True, kw_only=True, gc=False):
+    """A medium with its bytes, as base64 text: so clients send them, and so engines take them."""
+
+    ref: MediaRef
+    base64: bytes
+
+
+class Expansion(Struct, frozen=True, kw_only=True, gc=False):
+    """The effective ids put by an engine in the place of one placeholder: the one at `position` of the logical line."""
+
+    position: int
+    ref: MediaRef
+    ids: "array[int]"
+
+
 class Message(Struct, frozen=True, kw_only=True, gc=False):
     """One message. `content` None and "" render alike, but are kept apart because the wire keeps them apart.
 
-    `tool_calls` and `reasoning` only on an assistant's, `tool_call_id` only on a tool's.
+    `tool_calls` and `reasoning` only on an assistant's, `tool_call_id` only on a tool's, `media` only on a user's or a
+    tool's, in order of their places.
     """
 
     role: Role
@@ -38,12 +78,22 @@ class Message(Struct, frozen=True, kw_only=True, gc=False):
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     name: str | None = None
+    media: tuple[PlacedMedia, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.media:
+            self._check_media()
         if self.role is not Role.ASSISTANT and (self.tool_calls or self.reasoning is not None):
             raise ValueError(f"a {self.role} message has no tool calls and no reasoning")
         if self.role is not Role.TOOL and self.tool_call_id is not None:
             raise ValueError(f"a {self.role} message answers no tool call")
+
+    def _check_media(self) -> None:
+        if self.role not in (Role.USER, Role.TOOL):
+            raise ValueError(f"a {self.role} message has no media")
+        places = [0, *(one.at for one in self.media), len(self.content or "")]
+        if any(first > second for first, second in pairwise(places)):
+            raise ValueError(f"media at {places[1:-1]} of a content of {places[-1]} characters")
 
 
 class Tool(Struct, frozen=True, kw_only=True, gc=False):

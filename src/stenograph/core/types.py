@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
 from stenograph.core.loaded import entry
-from stenograph.core.messages import Message, ReplyDelta, whole_delta
+from stenograph.core.messages import MediaItem, Message, ReplyDelta, whole_delta
 from stenograph.core.replay import Replay
 
 SessionId = NewType("SessionId", str)
@@ -271,6 +271,20 @@ class SupportPiece:
     sets: bytes
 
 
+class MediaRange(Struct, frozen=True, kw_only=True, gc=False):
+    """`length` effective ids from `start` stand for one medium."""
+
+    start: int
+    length: int
+
+
+class EffectivePrompt(Struct, frozen=True, kw_only=True, gc=False):
+    """The prompt of the model's forward pass, as its engine reports it: each placeholder replaced by a range of ids."""
+
+    ids: "array[int]"
+    ranges: tuple[MediaRange, ...]
+
+
 class Chunk(Struct, frozen=True, kw_only=True, gc=False):
     """A step of a generation: the ids sampled since the last chunk, in order.
 
@@ -286,7 +300,7 @@ class Chunk(Struct, frozen=True, kw_only=True, gc=False):
     they changed since the beginning, at unknown ids. An engine that streams the client's reply has `written` in each
     chunk, and all ids in the last. `unasked_replay` names the unrequested payloads of `Replay`; they are left out.
     `cached_from`, in the last, names the weights that computed the cached tokens, from an engine that keeps its cache
-    apart by itself.
+    apart by itself. `effective` comes once, for a prompt with media.
     """
 
     ids: Sequence[int]
@@ -308,6 +322,7 @@ class Chunk(Struct, frozen=True, kw_only=True, gc=False):
     replay: Replay | None = None
     unasked_replay: tuple[str, ...] = ()
     cached_from: str | None = None
+    effective: EffectivePrompt | None = None
 
     @property
     def num_sampled(self) -> int:
@@ -393,6 +408,17 @@ class PromptEnd(enum.Enum):
         return self is PromptEnd.OPENS or self is PromptEnd.OPENED
 
 
+class PromptMedia(Struct, frozen=True, kw_only=True, gc=False):
+    """A medium in the place of the placeholder at `position` of the logical ids.
+
+    `recorded` is its expansion in the kept line; None where the prompt brings it.
+    """
+
+    position: int
+    item: MediaItem
+    recorded: "array[int] | None" = None
+
+
 class Prompt(Struct, frozen=True, kw_only=True, gc=False):
     """Ids for the engine: first the `num_kept` of the parent node's line, untouched; then `new_ids`.
 
@@ -400,7 +426,8 @@ class Prompt(Struct, frozen=True, kw_only=True, gc=False):
     time; `num_tokens` counts all. `num_trimmed` of the parent's last ids are left out: a stop token, replaced by the
     next message's opener. `json_fragments` are all ids as JSON without brackets, in pieces to be joined by commas, for
     an engine with text requests; None for others. `end` says whether a chat's prompt opened the reasoning: it is
-    settled where the prompt is rendered, and read from here.
+    settled where the prompt is rendered, and read from here. Of a prompt with `media`, in order of their positions, all
+    ids are logical ones: see core/media.py.
     """
 
     new_ids: "array[int]"
@@ -409,6 +436,7 @@ class Prompt(Struct, frozen=True, kw_only=True, gc=False):
     of_kept: "Callable[[], array[int]] | None" = None
     json_fragments: tuple[bytes, ...] | None = None
     end: PromptEnd = PromptEnd.SILENT
+    media: tuple[PromptMedia, ...] = ()
     num_tokens: int = 0
 
     @staticmethod

@@ -24,6 +24,7 @@ from stenograph.core.chat import ChatRequest
 from stenograph.core.errors import RouteNotFound
 from stenograph.core.json_types import Count
 from stenograph.core.kinds import SaltPolicy
+from stenograph.core.messages import MediaKind
 from stenograph.core.routing import Routing, RoutingHint
 from stenograph.core.telemetry import GrammarStep
 from stenograph.core.trace_context import TraceContext
@@ -72,7 +73,8 @@ class Capabilities:
     it; with `max_support_top_k`, only where `top_k` cuts off all but so many. `salt_policies`: its policies to keep
     cached keys and values apart by the weights; none: by no policy. `repetition_over`: the tokens its repetition
     penalty counts. `hints`: the routing hints it takes. `note`: one line for the operator on its use, or nothing.
-    `policy`: the engine's own name of the sampling model or LoRA, where it has another than `model`.
+    `policy`: the engine's own name of the sampling model or LoRA, where it has another than `model`. `media`: the kinds
+    that it takes in the place of placeholders, with a report of the effective ids.
     """
 
     engine: str
@@ -91,6 +93,7 @@ class Capabilities:
     hints: frozenset[RoutingHint] = frozenset()
     note: str = ""
     policy: str | None = None
+    media: frozenset[MediaKind] = frozenset()
 
 
 class GenerateRequest(Struct, frozen=True, kw_only=True, gc=False):

@@ -15,7 +15,7 @@ from msgspec.structs import force_setattr
 
 from stenograph.core.chat import Asked, ParsedReply, ToolChoice
 from stenograph.core.day import STRFTIME_NOW, Day
-from stenograph.core.messages import Message, Tool
+from stenograph.core.messages import Expansion, Message, Tool
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.stages import StageTimes
 from stenograph.core.types import FinishReason, RequestId, SampledTurn, SamplingParams, token_ids
@@ -77,7 +77,8 @@ class CommittedTurn(Struct, frozen=True, kw_only=True, gc=False):
     `params`; `request_json` is the rest of the client's request (the model's name, recorded fields) as a JSON object.
     `stages` is the turn's own clock, still marked by the reply after the commit. The client knows the reply by
     `reply_id`. `rewrites` are the changes to the client's request. `policy` is the model or LoRA that sampled, as its
-    engine calls it; "" where it is not known. `trace_id` is the turn's trace; "" where none was made.
+    engine calls it; "" where it is not known. `trace_id` is the turn's trace; "" where none was made. All ids are
+    logical ones; `media` are the expansions of the media in its `messages`, by their positions in the line.
     """
 
     request_id: RequestId
@@ -100,6 +101,7 @@ class CommittedTurn(Struct, frozen=True, kw_only=True, gc=False):
     committed_at: float = 0.0
     stages: StageTimes = field(default_factory=lambda: StageTimes(start=0.0))
     trace_id: str = ""
+    media: tuple[Expansion, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -20,7 +20,7 @@ from stenograph.core.chat import Asked, ParsedReply, ParseFault, ParseProblem, R
 from stenograph.core.day import Day
 from stenograph.core.errors import SessionDamaged
 from stenograph.core.kinds import AfterLength, Compat, HistoryKind, Label, SaltPolicy, StrandKind
-from stenograph.core.messages import Message, Role, Tool, ToolCall
+from stenograph.core.messages import Expansion, MediaKind, MediaRef, Message, PlacedMedia, Role, Tool, ToolCall
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.replay import PackedInts, Replay
 from stenograph.core.rewrites import AppliedRewrite
@@ -119,6 +119,23 @@ messages = st.one_of(
     st.builds(Message, role=st.just(Role.TOOL), content=maybe(texts), tool_call_id=maybe(texts), name=maybe(texts)),
     st.builds(Message, role=st.sampled_from([Role.SYSTEM, Role.DEVELOPER, Role.USER]), content=maybe(texts)),
 )
+refs = st.builds(
+    MediaRef,
+    sha256=st.binary(min_size=32, max_size=32).map(bytes.hex),
+    kind=st.sampled_from(MediaKind),
+    media_type=texts,
+    num_bytes=counts,
+)
+
+
+@st.composite
+def messages_with_media(draw: Any) -> Message:
+    role = draw(st.sampled_from([Role.USER, Role.TOOL]))
+    content = draw(maybe(texts))
+    places = sorted(draw(st.lists(st.integers(0, len(content or "")), max_size=3)))
+    return Message(role=role, content=content, media=tuple(PlacedMedia(at=at, ref=draw(refs)) for at in places))
+
+
 params = st.builds(
     SamplingParams,
     temperature=st.floats(0, 100) | st.just(1),
@@ -188,7 +205,7 @@ turns = st.builds(
     new_prompt_ids=ids(),
     sampled=sampled_turns(),
     status=st.sampled_from(TurnStatus),
-    messages=st.lists(messages, max_size=3).map(tuple),
+    messages=st.lists(messages | messages_with_media(), max_size=3).map(tuple),
     reply=st.builds(
         ParsedReply,
         message=messages,
@@ -215,6 +232,7 @@ turns = st.builds(
     committed_at=finite,
     stages=stages,
     trace_id=st.just("") | st.uuids().map(lambda one: one.hex),
+    media=st.lists(st.builds(Expansion, position=counts, ref=refs, ids=ids()), max_size=2).map(tuple),
 )
 ledger_rows = st.builds(
     LedgerRow,
@@ -408,7 +426,7 @@ def test_rows_that_were_written_before_their_last_fields_are_read(
     written = msgspec.msgpack.decode(encode_commit(commit))
     for turn, one in zip(written[0], commit.turns, strict=True):
         assert len(turn[6]) == 20
-        del turn[6][15:]
+        del turn[6][15:], turn[26:]
         if (replay := one.turn.sampled.replay) is not None:  # int32 in base64, as engines sent it
             told = (replay.routed_experts, replay.indexer_topk)
             turn[6][9:11] = [None if numbers is None else numbers.base64.encode() for numbers in told]
@@ -418,7 +436,9 @@ def test_rows_that_were_written_before_their_last_fields_are_read(
         sampled = structs.replace(one.turn.sampled, support=None, mixed=None, cached_from=None)
         if sampled.replay is not None:
             sampled = structs.replace(sampled, replay=structs.replace(sampled.replay, first_row=0))
-        without.append(structs.replace(one, turn=structs.replace(one.turn, sampled=sampled)))
+        messages = tuple(structs.replace(message, media=()) for message in one.turn.messages)
+        turn = structs.replace(one.turn, sampled=sampled, messages=messages, media=())
+        without.append(structs.replace(one, turn=turn))
     assert bits(back) == bits(structs.replace(commit, turns=tuple(without)))
     row = msgspec.msgpack.decode(encode_opened(opened))
     old = decode_opened(memoryview(msgspec.msgpack.encode(row[:15])))
@@ -447,9 +467,10 @@ def test_no_field_of_a_stored_value_is_forgotten_by_the_codec() -> None:
     """The strategies above name each: a field that is added has to be written, and comes here."""
     known = {
         PackedInts: 2,
-        CommittedTurn: 20, SampledTurn: 15, SessionOpened: 5, SessionOptions: 13, SessionCommit: 5,
+        CommittedTurn: 21, SampledTurn: 15, SessionOpened: 5, SessionOptions: 13, SessionCommit: 5,
         PlacedTurn: 4, RequestMark: 7,
-        LedgerRow: 16, SamplingParams: 18, Message: 6, Tool: 3, ToolCall: 3, Replay: 3, PromptContext: 4,
+        LedgerRow: 16, SamplingParams: 18, Message: 7, MediaRef: 4, PlacedMedia: 2, Expansion: 3,
+        Tool: 3, ToolCall: 3, Replay: 3, PromptContext: 4,
         ParsedReply: 3, AppliedRewrite: 5, SamplingRules: 2,
         DropRule: 3, PinRule: 4, Canonical: 2, StrandOpened: 4, Remaining: 2, Label: 3, StageTimes: 13,
         SessionOutcome: 3, ToolChoice: 2, ParseFault: 4, EngineTimes: 4, Finish: 2, WeightSpan: 3, TopLogprob: 2,

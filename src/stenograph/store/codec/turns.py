@@ -10,10 +10,11 @@ from itertools import islice
 from typing import Any, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from stenograph.core.chat import Asked, ParsedReply, ParseFault, ParseProblem, ToolChoice, ToolMode
 from stenograph.core.day import Day
-from stenograph.core.messages import Message, Role, Tool, ToolCall
+from stenograph.core.messages import Expansion, MediaKind, MediaRef, Message, PlacedMedia, Role, Tool, ToolCall
 from stenograph.core.replay import PackedInts, Replay, int32_of_base64
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.stages import StageTimes
@@ -41,6 +42,7 @@ _DEFAULT_PARAMS = SamplingParams()
 _Text = bytes | None
 _Calls = list[tuple[bytes, bytes, bytes]]
 _WrittenMessage = tuple[Role, _Text, _Text, _Calls, _Text, _Text]
+_WrittenRef = tuple[str, MediaKind, bytes, int]
 
 
 class _WrittenSampled(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -94,6 +96,9 @@ class WrittenTurn(msgspec.Struct, array_like=True, frozen=True, gc=False):
     stages: dict[str, float]
     policy: bytes = b""
     trace_id: str = ""  # older rows end before it
+    placed_media: list[tuple[int, int, _WrittenRef]] = []
+    """Of each medium, the number of its message, and its place there."""
+    media: list[tuple[int, bytes, _WrittenRef]] = []
 
 
 def turn_written(placed: PlacedTurn) -> WrittenTurn:
@@ -134,6 +139,12 @@ def turn_written(placed: PlacedTurn) -> WrittenTurn:
         stages=turn.stages.ends,
         policy=text_written(turn.policy),
         trace_id=turn.trace_id,
+        placed_media=[
+            (number, one.at, _ref_written(one.ref))
+            for number, message in enumerate(turn.messages)
+            for one in message.media
+        ],
+        media=[(one.position, array_written(one.ids), _ref_written(one.ref)) for one in turn.media],
     )
 
 
@@ -146,7 +157,7 @@ def turn_read(written: WrittenTurn, node_of: Callable[[int], Node]) -> PlacedTur
         num_trimmed=written.num_trimmed,
         sampled=_sampled_read(written.sampled),
         status=written.status,
-        messages=tuple(map(_message_read, written.messages)),
+        messages=tuple(_messages_read(written)),
         reply=ParsedReply(
             message=_message_read(written.reply),
             faults=tuple(
@@ -175,6 +186,9 @@ def turn_read(written: WrittenTurn, node_of: Callable[[int], Node]) -> PlacedTur
         stages=StageTimes(start=written.started, **written.stages),
         policy=text_read(written.policy),
         trace_id=written.trace_id,
+        media=tuple(
+            Expansion(position=position, ref=_ref_read(ref), ids=ids_read(ids)) for position, ids, ref in written.media
+        ),
     )
     opened = StrandOpened()
     if written.opened is not None:
@@ -323,6 +337,23 @@ def _message_read(written: _WrittenMessage) -> Message:
         tool_call_id=maybe_read(tool_call_id),
         name=maybe_read(name),
     )
+
+
+def _messages_read(written: WrittenTurn) -> list[Message]:
+    messages = list(map(_message_read, written.messages))
+    for number, at, ref in written.placed_media:
+        message = messages[number]
+        messages[number] = replace(message, media=(*message.media, PlacedMedia(at=at, ref=_ref_read(ref))))
+    return messages
+
+
+def _ref_written(ref: MediaRef) -> _WrittenRef:
+    return ref.sha256, ref.kind, text_written(ref.media_type), ref.num_bytes
+
+
+def _ref_read(written: _WrittenRef) -> MediaRef:
+    sha256, kind, media_type, num_bytes = written
+    return MediaRef(sha256=sha256, kind=kind, media_type=text_read(media_type), num_bytes=num_bytes)
 
 
 def params_written(params: SamplingParams) -> dict[str, Any]:
