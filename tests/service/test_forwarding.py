@@ -9,7 +9,7 @@ import json
 import re
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -76,12 +76,12 @@ class Behind:
 
 @asynccontextmanager
 async def behind(
-    renderer: Renderer, tmp_path: Path, answer: Callable[[Behind, Streams], Awaitable[None]]
+    renderer: Renderer, tmp_path: Path, answer: Callable[[Behind, Streams], Awaitable[None]], **settings: float
 ) -> AsyncGenerator[Behind]:
     """Worker 0 of two, whose worker 1 answers each request by `answer`, after the greeting."""
     here, other = places(tmp_path, 2)
     engine = ScriptedEngine(vocab_size=renderer.tokenizer.vocab_size)
-    async with serving(here, engine, renderer, patience_s=5.0) as (url, _, _):
+    async with serving(here, engine, renderer, patience_s=5.0, **settings) as (url, _, _):
         played = Behind(urlsplit(url).port or 0)
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -180,6 +180,79 @@ async def test_a_malformed_body_ends_its_own_connection_only(renderer: Renderer,
         good[1].write(b"POST %b/x HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\nok" % ELSEWHERE.encode())
         assert await read_body(good[0], (await read_head(good[0]))[1]) == b"ok"
         good[1].close()
+
+
+@pytest.mark.parametrize(
+    ("framing", "wrong", "status"),
+    [(b"content-length: 100000", b"", b"408"), (b"transfer-encoding: chunked", b"NOT A CHUNK\r\n", b"400")],
+)
+async def test_a_client_s_mistake_in_its_body_is_not_counted_as_its_worker_s(
+    framing: bytes, wrong: bytes, status: bytes, renderer: Renderer, tmp_path: Path
+) -> None:
+    begun = asyncio.Event()
+
+    async def answer(_: Behind, streams: Streams) -> None:
+        await read_head(streams[0])
+        begun.set()
+        await streams[0].read()
+
+    async with behind(renderer, tmp_path, answer, body_timeout_s=0.5) as played:
+        reader, writer = await played.connected()
+        writer.write(b"POST %b/x HTTP/1.1\r\nhost: localhost\r\n%b\r\n\r\nabc" % (ELSEWHERE.encode(), framing))
+        await begun.wait()
+        writer.write(wrong)
+        assert (await read_head(reader))[0].split()[1] == status
+        writer.close()
+        reader, writer = await played.connected()
+        writer.write(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        metrics = await reader.read()
+        writer.close()
+        assert b'\nstenograph_forwards_failed_total{worker="0"} 0.0\n' in metrics
+        assert b'code="worker_unavailable"} 0.0\n' in metrics
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"content-length: 2\r\n\r\nhi",
+        b"content-length: 70000\r\n\r\n" + b"b" * 69_998 + b"hi",
+        b"transfer-encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n",
+    ],
+)
+async def test_the_word_of_a_delivery_goes_with_the_answer_s_last_byte(
+    body: bytes, renderer: Renderer, tmp_path: Path
+) -> None:
+    """The word is there in the very callback in which the client's socket has the answer."""
+    loop, (here, other) = asyncio.get_running_loop(), places(tmp_path, 2)
+    engine = ScriptedEngine(vocab_size=renderer.tokenizer.vocab_size)
+    said: asyncio.Future[bytes] = loop.create_future()
+    async with serving(here, engine, renderer, patience_s=5.0) as (url, _, _):
+        client = socket.create_connection(("127.0.0.1", urlsplit(url).port or 0))
+        client.setblocking(False)
+        sending = loop.create_task(
+            loop.sock_sendall(client, b"POST %b/x HTTP/1.1\r\nhost: localhost\r\n" % ELSEWHERE.encode() + body)
+        )
+        worker, _ = await loop.sock_accept(other.listener)
+        worker.setblocking(False)
+
+        def heard() -> None:
+            loop.remove_reader(client)
+            with suppress(BlockingIOError):
+                said.set_result(worker.recv(1))
+                return
+            said.set_result(b"")
+
+        await loop.sock_sendall(worker, GREETING)
+        received = b""
+        while not received.endswith(body[-2:]):
+            received += await loop.sock_recv(worker, 65_536)
+        await sending
+        loop.add_reader(client, heard)
+        await loop.sock_sendall(worker, b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+        assert await said == DELIVERED
+        for one in (client, worker, other.listener):
+            one.close()
+    here.listener.close()
 
 
 async def test_what_comes_unasked_spoils_a_way(renderer: Renderer, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from stenograph.http.listen import listen, url_of
 
 from .conftest import Live, assistant, output_ids, user
 from .test_durable import conversation
+from .workers_kit import HEAD_SIZES, check_head_limits
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -115,6 +116,13 @@ async def test_a_token_is_good_at_every_node_of_its_session_and_for_no_other(nod
             assert (refused.status, refused.json()["error"]["code"]) == (403, "forbidden")
         ledger = await other.live.call("GET", f"{at}/ledger", x_api_key="trainer")
         assert ledger.json()["num_requests"] == 3
+
+
+@pytest.mark.parametrize(("num_headers", "num_bytes"), HEAD_SIZES)
+async def test_a_head_has_the_same_limits_through_any_node(num_headers: int, num_bytes: int, node: MakeNode) -> None:
+    async with node() as owner, node() as other:
+        session = await owner.live.open()
+        await check_head_limits([owner.live, other.live], session, num_headers, num_bytes)
 
 
 async def test_who_hangs_up_at_one_node_ends_the_turn_at_the_owner(node: MakeNode) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from yarl import URL
 
 from standins.scripted_engine import ScriptedEngine
 from stenograph.cluster.peer_connection import DELIVERED, GREETING
@@ -19,7 +18,7 @@ from stenograph.text.renderer import Renderer
 from .conftest import Answer, Live, assistant, user
 from .test_delivery import BODY, ask, lose_reply
 from .test_half_requests import FRAMED, OFFERS, connected
-from .workers_kit import Workers, places, serving, two_workers
+from .workers_kit import HEAD_SIZES, Workers, check_head_limits, places, serving, two_workers
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -191,28 +190,12 @@ async def test_large_bodies_and_large_answers_go_through_unchanged(workers: Work
     assert samples[0] == samples[1]
 
 
-@pytest.mark.parametrize(("num_headers", "num_bytes"), [(100, 0), (101, 0), (0, 65_536), (0, 65_537)])
+@pytest.mark.parametrize(("num_headers", "num_bytes"), HEAD_SIZES)
 async def test_a_head_has_the_same_limits_through_the_wrong_worker(
     num_headers: int, num_bytes: int, workers: Workers
 ) -> None:
     session = await workers.open_at(0)
-    head = f"GET /sessions/{session} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n".encode()
-    head += b"".join(b"x-%d: 1\r\n" % number for number in range(num_headers - 2))
-    if num_bytes:
-        head += b"".join(b"x-%d: %b\r\n" % (number, b"a" * 8000) for number in range(8))
-        head += b"x: " + b"a" * (num_bytes - len(head) - 7) + b"\r\n"
-    firsts: list[bytes] = []
-    for live in workers.lives:
-        url = URL(live.url)
-        reader, writer = await asyncio.open_connection(url.host, url.port)
-        writer.write(head + b"\r\n")
-        firsts.append(await reader.readline())
-        await reader.read()
-        writer.close()
-    right, wrong = firsts
-    is_within = num_headers <= 100 and num_bytes <= 65_536
-    assert right == wrong
-    assert right.startswith(b"HTTP/1.1 200" if is_within else b"HTTP/1.1 431")
+    await check_head_limits(workers.lives, session, num_headers, num_bytes)
 
 
 async def test_a_connection_serves_sessions_of_all_workers_in_turn(workers: Workers) -> None:

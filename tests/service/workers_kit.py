@@ -11,6 +11,7 @@ from socket import AF_UNIX, socket
 from typing import Any
 
 import aiohttp
+from yarl import URL
 
 from standins.scripted_engine import Script, ScriptedEngine
 from standins.shared_rows import MemoryRows, SharedTables
@@ -201,3 +202,25 @@ async def two_workers(
         await client.close()
         for server in servers:  # side by side
             server.should_exit = True
+
+
+HEAD_SIZES = [(100, 0), (101, 0), (0, 65_536), (0, 65_537), (100, 65_536)]
+"""The headers and bytes of heads at their limits and beyond them."""
+
+
+async def check_head_limits(lives: list[Live], session: str, num_headers: int, num_bytes: int) -> None:
+    """Send a head of this size to each process: all give one answer, by the limits."""
+    head = f"GET /sessions/{session} HTTP/1.1\r\nhost: localhost\r\n".encode()
+    num_long = 8 if num_bytes else 0
+    head += b"".join(b"x-%d:1\r\n" % number for number in range(num_headers - 2 - num_long))
+    head += b"".join(b"y-%d:%b\r\n" % (number, b"a" * 8000) for number in range(num_long))
+    head += b"z:" + b"a" * (num_bytes - len(head) - 6) + b"\r\n\r\n"
+    firsts: list[bytes] = []
+    for live in lives:
+        url = URL(live.url)
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        writer.write(head)
+        firsts.append(await reader.readline())
+        writer.close()
+    is_within = num_headers <= 100 and num_bytes <= 65_536
+    assert {first.split()[1] for first in firsts} == {b"200" if is_within else b"431"}

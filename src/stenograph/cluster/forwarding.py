@@ -189,38 +189,40 @@ def _begin(way: PeerWay, scope: Scope, num_bytes: int | None, *, is_server: bool
     """Send the head of a request, for another server as it is not to be passed on again."""
     query: bytes = scope["query_string"]
     target: bytes = scope["raw_path"] + (b"?" + query if query else b"")
-    headers: list[tuple[bytes, bytes]] = end_to_end(scope["headers"])
-    headers.append((PASSED_ON, b"1") if is_server else (CLIENT, client_named(scope)))
-    way.begin(scope["method"], target, headers, num_bytes=num_bytes)
+    mark = (PASSED_ON, b"1") if is_server else (CLIENT, client_named(scope))
+    way.begin(scope["method"], target, [mark, *end_to_end(scope["headers"])], num_bytes=num_bytes)
 
 
 @asynccontextmanager
 async def _sending(way: PeerWay, body: bytes | None, receive: Receive, link: ClientLink) -> AsyncGenerator[None]:
     """Send the body of a request, as it comes if it is not there, and cut the way if the client leaves."""
-    if body is not None:
+    sending: asyncio.Task[None] | None = None
+    if body is None:
+        sending = asyncio.get_running_loop().create_task(_send_body(way, receive, link), name="forward")
+    else:
         await way.send(body, is_last=True)
         link.when_gone(way.cut)
-        try:
-            yield
-        finally:
-            link.when_gone(None)
-        return
-    sending = asyncio.get_running_loop().create_task(_send_body(way, receive), name="forward")
     try:
         yield
     finally:
-        sending.cancel()
-        await asyncio.wait({sending})
+        link.when_gone(None)
+        if sending is not None and not sending.done():
+            sending.cancel()
+            await asyncio.wait({sending})
 
 
-async def _send_body(way: PeerWay, receive: Receive) -> None:
+async def _send_body(way: PeerWay, receive: Receive, link: ClientLink) -> None:
     is_last = False
-    while (message := await receive())["type"] == "http.request":
+    while not is_last:
+        message = await receive()
+        if message["type"] != "http.request":
+            if not way.answer.is_whole:
+                way.cut()
+            return
         is_last = not message.get("more_body", False)
         with suppress(*FAILURES):  # the answer's reader says so
             await way.send(message.get("body", b""), is_last=is_last)
-    if not way.answer.is_whole:
-        way.cut()
+    link.when_gone(way.cut)
 
 
 async def _send_answer(way: PeerWay, method: str, link: ClientLink, send: Send) -> None:

@@ -48,7 +48,7 @@ class PeerConnection(ClientConnection):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.keep_alive_s = _FOR_EVER_S  # the other worker closes it
-        self._head = RequestHead(spare_headers=1)  # `CLIENT`, beside as many as a client may send
+        self._head = RequestHead(CLIENT)
         self._has_left: asyncio.Future[bool] | None = None
         """Of a client's request."""
         self._shuts_down = False

@@ -19,6 +19,7 @@ from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 from uvicorn.server import ServerState
 
 from stenograph.core.errors import HeadersTooLarge, InvalidRequest, UriTooLong
+from stenograph.http.auth import PASSED_ON
 from stenograph.http.wire import LINK_EXTENSION, Headers, send_whole
 
 log = logging.getLogger(__name__)
@@ -26,8 +27,8 @@ log = logging.getLogger(__name__)
 MAX_HEAD_BYTES = 64 * 1024
 """Request line, header lines and the blank line."""
 MAX_HEADERS = 100
-SPARE_BYTES = 256
-"""Of a header that another worker adds."""
+SPARE_HEADERS, SPARE_BYTES = 3, 1024
+"""Besides, where another process passes a request on: its own headers, and each header written anew."""
 MAX_URL_BYTES = 8 * 1024
 """The target of the request line: path and query."""
 
@@ -64,12 +65,11 @@ class RequestHead:
     parser appends each piece of a field to the earlier ones, so it sees a head only when it is whole.
     """
 
-    __slots__ = ("_kept", "_max_bytes", "_max_lines", "_num_lines", "_target_at", "_target_seen")
+    __slots__ = ("_kept", "_mark", "_num_lines", "_target_at", "_target_seen")
 
-    def __init__(self, *, spare_headers: int = 0) -> None:
-        """`spare_headers` of `SPARE_BYTES` each may come beside those of a client."""
-        self._max_lines = MAX_HEADERS + 1 + spare_headers
-        self._max_bytes = MAX_HEAD_BYTES + SPARE_BYTES * spare_headers
+    def __init__(self, mark: bytes = PASSED_ON) -> None:
+        """`mark` is the second header of a request that another process passes on."""
+        self._mark = mark
         self._kept = bytearray()
         self._reset()
 
@@ -107,11 +107,8 @@ class RequestHead:
         if num_seen or _FIRST_LINE.match(text) is None:
             self._check_target(text, end)
         num_lines = self._num_lines + text.count(b"\n", num_seen, end) - (found is not None)
-        if end > self._max_bytes or num_lines > self._max_lines:
-            raise HeadersTooLarge(
-                f"The request's head has more than {MAX_HEAD_BYTES} bytes, or more than {MAX_HEADERS} headers."
-                " Send fewer or shorter headers."
-            )
+        if end > MAX_HEAD_BYTES or num_lines > MAX_HEADERS + 1:
+            self._check_spare(text, end, num_lines)
         if found is None:
             if not num_seen:
                 self._kept += text
@@ -120,6 +117,19 @@ class RequestHead:
         if num_seen:
             self._reset()
         return bytes(text[:end]), memoryview(text)[end:]
+
+    def _check_spare(self, text: bytes | bytearray, num_bytes: int, num_lines: int) -> None:
+        """Raise HeadersTooLarge beyond the limits of a client's head, or of one that is passed on."""
+        begin = bytes(text[:MAX_HEAD_BYTES]).split(b"\n", 2)
+        if (
+            not begin[-1].startswith(self._mark + b":")
+            or num_bytes > MAX_HEAD_BYTES + SPARE_BYTES
+            or num_lines > MAX_HEADERS + 1 + SPARE_HEADERS
+        ):
+            raise HeadersTooLarge(
+                f"The request's head has more than {MAX_HEAD_BYTES} bytes, or more than {MAX_HEADERS} headers."
+                " Send fewer or shorter headers."
+            )
 
     def _check_target(self, text: bytes | bytearray, end: int) -> None:
         """Raise UriTooLong, or InvalidRequest without a target. Looks at no byte of a target twice."""
@@ -411,7 +421,7 @@ class DeliveryConnection(asyncio.Protocol):
 
     @property
     def is_gone(self) -> bool:
-        return self.transport.is_closing()
+        return self.transport.is_closing() or (self.request is not None and self.request.disconnected)
 
     def cut(self) -> None:
         self.transport.abort()
