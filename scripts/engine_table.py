@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from scripts.agent_session import PlayedTurn, check_exact, play
 from standins.llamacpp_server import LlamaCppServer
+from standins.teacher_forcing import line_logprobs
 from stenograph.core.types import Prompt, token_ids
 from stenograph.embedded.forward.numpy_forward import NumpyForward
-from stenograph.embedded.forward.teacher_forcing import line_logprobs
 from stenograph.embedded.forward.weights import load_weights
 from stenograph.engine.llamacpp.wire import decode_ranking, encode_ranking
 

@@ -4,12 +4,12 @@ from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
+from standins.teacher_forcing import line_logprobs
 from stenograph.core.clock import SystemClock
 from stenograph.core.logprobs import known_logprobs, reported_kind
 from stenograph.core.types import Chunk, LogprobsReport, RequestId, SamplingParams
 from stenograph.embedded.engine_core import EngineCore, EngineLimits
 from stenograph.embedded.forward.numpy_forward import NumpyForward
-from stenograph.embedded.forward.teacher_forcing import line_logprobs
 from stenograph.embedded.forward.weights import load_weights
 from stenograph.embedded.grammar.cache import GrammarCompiler
 from stenograph.embedded.times import Times

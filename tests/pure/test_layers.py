@@ -87,6 +87,7 @@ IMPURE_ON_PURPOSE = {
     "core/clock": "the only reader of time",
     "core/loaded": "imports what a command line or a setting names",
     "core/settings": "reads the settings file",
+    "core/whole_file": "writes files",
     "families/chatml": "reads its template at import",
     "session/side_rules": "reads the shipped rules at import",
     "trajectory/matching": "imports a matcher by its dotted path",
@@ -126,7 +127,7 @@ TASK_OWNERS = {
 AT_A_TRAINER = {
     "client": {"client", "core/errors", "core/support", "aiohttp", "numpy"},
     "trainers": {"client", "trainers", "numpy"},
-    "envs": {"client", "envs", "core/loaded", "aiohttp"},
+    "envs": {"client", "envs", "core/loaded", "core/whole_file", "aiohttp"},
 }
 """Rooms that a trainer installs: all that they import beside the standard library. They know the server by HTTP."""
 

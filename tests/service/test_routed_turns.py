@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from standins.shared_rows import MemoryRows, SharedTables
+from standins.teacher_forcing import line_logprobs
 from standins.tiny.llama import LAYERS, write_tiny_folder
 from standins.tiny.mixture import TOP_K, write_mixture_folder
 from stenograph.client.samples import DecodedSample, DecodedSamples, ReplayRows, decoded
@@ -23,7 +24,6 @@ from stenograph.core.errors import StartupError
 from stenograph.embedded.engine import EmbeddedEngine
 from stenograph.embedded.forward.base import LogitsFor, RowSpan, Segment
 from stenograph.embedded.forward.numpy_forward import NumpyForward
-from stenograph.embedded.forward.teacher_forcing import line_logprobs
 from stenograph.embedded.forward.weights import load_weights
 from stenograph.embedded.options import EmbeddedOptions
 from stenograph.http.loaded_model import make_renderer

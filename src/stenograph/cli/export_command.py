@@ -12,11 +12,11 @@ from typing import BinaryIO, TextIO, cast
 
 from stenograph.cli.places import Look, StorePlace, looks_at
 from stenograph.cli.store_commands import rows_of, some_matcher
-from stenograph.cli.whole_file import new_file, write_file
 from stenograph.core.clock import SystemClock
 from stenograph.core.errors import StartupError, StenographError
 from stenograph.core.kinds import TRAINED_KINDS, StrandKind
 from stenograph.core.types import LogprobsKind, SessionId
+from stenograph.core.whole_file import new_file, write_file
 from stenograph.export.arrow import ArrowMissing
 from stenograph.export.lines import leaves
 from stenograph.export.one_file import OneFile

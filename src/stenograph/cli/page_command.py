@@ -17,11 +17,11 @@ from stenograph.cli.served_page import served_session, write_page
 from stenograph.cli.session_calls import ServerCalls
 from stenograph.cli.settings_table import load_settings
 from stenograph.cli.store_commands import found_rows
-from stenograph.cli.whole_file import new_file
 from stenograph.console.documents import SessionDocuments, session_documents
 from stenograph.core.clock import SystemClock
 from stenograph.core.errors import SessionDamaged, StartupError
 from stenograph.core.types import SessionId
+from stenograph.core.whole_file import new_file
 from stenograph.export.lines import leaves
 from stenograph.http.line_drifts import drift_reports
 from stenograph.http.loaded_model import load_model, model_mark

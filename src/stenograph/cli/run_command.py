@@ -29,8 +29,8 @@ from stenograph.cli.run_server import ServerWish
 from stenograph.cli.run_session import RunSession
 from stenograph.cli.session_calls import CallFailed, OpenSession, ServerCalls
 from stenograph.cli.settings_table import CommandSettings
-from stenograph.cli.whole_file import check_new, check_writable
 from stenograph.core.errors import StartupError
+from stenograph.core.whole_file import check_new, check_writable
 
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 """A shell's exit codes for a missing command, and for one that cannot be run."""

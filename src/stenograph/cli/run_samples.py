@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import cast
 
 from stenograph.cli.session_calls import CallFailed, ServerCalls
-from stenograph.cli.whole_file import check_writable, replace_file
 from stenograph.core.errors import StartupError
+from stenograph.core.whole_file import check_writable, replace_file
 
 _FORMATS = {".json": "json", ".arrow": "arrow"}
 """Formats of samples, by a file's ending; any other is safetensors."""

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from stenograph.cli.session_calls import CallFailed, ServerCalls
-from stenograph.cli.whole_file import new_file, write_file
 from stenograph.console.assets import FILES
 from stenograph.console.documents import (
     SessionDocuments,
@@ -23,6 +22,7 @@ from stenograph.console.page import file_page
 from stenograph.console.tokens import MAX_PAGE_TOKENS, TOKEN_BYTES
 from stenograph.console.views import MAX_TURNS
 from stenograph.core.errors import StartupError
+from stenograph.core.whole_file import new_file, write_file
 from stenograph.model.progress import Progress
 
 

@@ -46,9 +46,9 @@ class HttpCalls:
             await self._http.close()
             self._http = None
 
-    async def json(self, method: str, url: str, body: JsonObject | None = None) -> dict[str, object]:
+    async def json(self, method: str, url: str) -> dict[str, object]:
         """The answer's JSON object, after retries. Raises as `call`."""
-        return as_object(await self.call(method, url, body), url)
+        return as_object(await self.call(method, url), url)
 
     async def call(self, method: str, url: str, body: JsonObject | None = None) -> bytes:
         """The answer's body, after retries. Raises ServerUnreachable, ServerRefused."""

@@ -71,7 +71,7 @@ async def _shown(show: Law, lab: Lab, deadline_s: float) -> None:
         async with asyncio.timeout(deadline_s):
             await show(lab)
             if lab.under_test.num_running is not None:
-                await lab.until_running(0)
+                await lab.until_idle()
     except (AssertionError, NotOffered):
         raise
     except TimeoutError as error:

@@ -160,11 +160,11 @@ class Lab:
         """Let a while pass between two looks at a state without notification."""
         await asyncio.sleep(POLL_S)
 
-    async def until_running(self, num_generations: int) -> None:
-        """Wait until the engine itself counts so many running. Raises NotOffered where it does not say."""
+    async def until_idle(self) -> None:
+        """Wait until the engine itself counts none running. Raises NotOffered where it does not say."""
         if self.under_test.num_running is None:
             raise NotOffered("a count of what the engine runs: num_running")
-        while await self.under_test.num_running() != num_generations:
+        while await self.under_test.num_running() != 0:
             await self.wait()
 
     def check_same(self, what: str, one: SampledTurn, other: SampledTurn) -> None:

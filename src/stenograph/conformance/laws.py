@@ -286,13 +286,13 @@ async def leaving_stops(lab: Lab) -> None:
         async with aclosing(lab.engine.generate(request)) as chunks:
             await anext(chunks)
         assert not await lab.engine.abort(request.request_id), "a turn that was left was said to run"
-        await lab.until_running(0)
+        await lab.until_idle()
     async with _Held(lab), asyncio.TaskGroup() as tasks:
         drawing = tasks.create_task(lab.draw(lab.request(**lab.long_tokens)))
         while lab.under_test.pause is not None and not drawing.done() and not await _is_running(lab):
             await lab.wait()
         drawing.cancel()
-    await lab.until_running(0)
+    await lab.until_idle()
     await lab.greedy()
 
 

@@ -64,11 +64,6 @@ class DriftReport:
     unrenderable: str | None = None
 
     @property
-    def is_clean(self) -> bool:
-        """Whether the line is the template's, id by id."""
-        return not self.drifts and self.unrenderable is None
-
-    @property
     def is_forbidden(self) -> bool:
         """Whether there is drift that no model can be blamed for."""
         return any(drift.type in FORBIDDEN for drift in self.drifts)

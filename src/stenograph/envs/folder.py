@@ -21,6 +21,7 @@ from typing import cast
 
 from stenograph.client.samples import DecodedSamples, Reward, decoded
 from stenograph.client.session import RolloutEnd
+from stenograph.core.whole_file import replace_file
 from stenograph.envs.base import WrongEnvironment
 
 MAX_NAME_CHARS = 120
@@ -75,7 +76,7 @@ class RolloutFolder:
             if run.exists():
                 self._check(json.loads(run.read_text()), facts)
             else:
-                _write(run, json.dumps(facts, indent=1).encode())
+                replace_file(run, json.dumps(facts, indent=1).encode())
         except BlockingIOError as error:
             raise WrongEnvironment(f"another run writes to {self.path}") from error
         except (OSError, ValueError) as error:
@@ -106,7 +107,7 @@ class RolloutFolder:
         Raises OSError, and then keeps no part of the line."""
         if payload is not None:
             assert ended.samples is not None
-            _write(self.path / ended.samples, payload)
+            replace_file(self.path / ended.samples, payload)
         line = json.dumps(asdict(ended)).encode() + b"\n"
         with self._writing, (self.path / "rollouts.jsonl").open("ab", buffering=0) as log:
             end = log.tell()
@@ -142,13 +143,3 @@ def place_of(task: str, number: int) -> str:
     if name != task:
         name += f"-{blake2b(task.encode('utf-8', 'surrogatepass'), digest_size=8).hexdigest()}"
     return f"samples/{name}.{number}.safetensors"
-
-
-def _write(file: Path, content: bytes) -> None:
-    """Write a file whole or not at all, and to the disk."""
-    part = file.with_name(file.name + ".part")
-    with part.open("wb") as opened:
-        opened.write(content)
-        opened.flush()
-        os.fsync(opened.fileno())
-    part.replace(file)

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from standins.teacher_forcing import line_logprobs
 from standins.tiny import llama as tiny
 from stenograph.core.types import Finish, FinishReason, Grammar, GrammarKind, RequestId
 from stenograph.embedded.forward.numpy_forward import NumpyForward
-from stenograph.embedded.forward.teacher_forcing import line_logprobs
 from stenograph.embedded.wire import FailureKind
 from stenograph.model.tokenizer import Tokenizer
 

@@ -12,11 +12,11 @@ from gguf import GGMLQuantizationType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from standins.teacher_forcing import CHUNK_TOKENS, line_logprobs
 from standins.tiny import llama as tiny
 from standins.tiny.llama import tiny_tensors, write_tiny_gguf
 from stenograph.embedded.forward.base import LogitsFor, RowSpan, Segment
 from stenograph.embedded.forward.numpy_forward import BLOCK_ROWS, FEW_ROWS, NumpyForward
-from stenograph.embedded.forward.teacher_forcing import CHUNK_TOKENS, line_logprobs
 from stenograph.embedded.forward.weights import load_weights
 from stenograph.embedded.sampler import log_softmax
 

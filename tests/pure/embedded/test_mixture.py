@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from standins.teacher_forcing import line_logprobs
 from standins.tiny import llama as tiny
 from standins.tiny.llama import LAYERS, write_tiny_folder
 from standins.tiny.mixture import (
@@ -23,7 +24,6 @@ from standins.tiny.mixture import (
 from stenograph.core.errors import StartupError
 from stenograph.embedded.forward.base import LogitsFor, RowSpan, Segment
 from stenograph.embedded.forward.numpy_forward import NumpyForward
-from stenograph.embedded.forward.teacher_forcing import line_logprobs
 from stenograph.embedded.forward.weights import load_weights
 from stenograph.embedded.sampler import log_softmax
 from stenograph.model.files import load_model_files

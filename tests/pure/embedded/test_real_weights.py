@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from standins.teacher_forcing import line_logprobs
 from stenograph.embedded.forward.numpy_forward import NumpyForward
-from stenograph.embedded.forward.teacher_forcing import line_logprobs
 from stenograph.embedded.forward.weights import load_weights
 from stenograph.model.files import load_model_files
 from stenograph.model.tokenizer import Tokenizer

@@ -42,6 +42,7 @@ from stenograph.dialects.responses.tools import INPUT, SEARCH, ShownTool, flat_n
 _TEXT = msgspec.json.Decoder(str)
 _ROLES = {str(role): role for role in (Role.USER, Role.ASSISTANT, Role.SYSTEM, Role.DEVELOPER)}
 _LEADING = (Role.SYSTEM, Role.DEVELOPER)
+_BEFORE = "/previous_response_id"
 
 MAX_REFERRED_CHARS = 32 * 2**20
 """Longest text behind the references of one request: each is small, and its target may not be."""
@@ -89,14 +90,12 @@ class _OpenReply:
 class ItemMessages:
     """The messages read from items, each with its place. Call `end` after the last item.
 
-    It begins with those of `before`, at `before_at`. `past` are the turns of the session, None without one.
+    It begins with those of `before`, of the earlier response. `past` are the turns of the session, None without one.
     """
 
-    def __init__(
-        self, past: PastTurns | None = None, before: Sequence[Message] = (), before_at: str = "/previous_response_id"
-    ) -> None:
+    def __init__(self, past: PastTurns | None = None, before: Sequence[Message] = ()) -> None:
         self.messages: list[Message] = list(before)
-        self.places: list[MessagePlace] = [MessagePlace(before_at, before_at, before_at)] * len(before)
+        self.places: list[MessagePlace] = [MessagePlace(_BEFORE, _BEFORE, _BEFORE)] * len(before)
         self.found: dict[str, ShownTool] = {}
         """The tools found by searches, by name."""
         self.turns: set[str] = set()
