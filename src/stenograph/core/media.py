@@ -85,7 +85,7 @@ def new_expansions(prompt: Prompt, effective: EffectivePrompt | None) -> tuple[E
         raise _disagrees(f"the engine does not report the ids of a prompt with {len(media)} media")
     if len(effective.ranges) != len(media):
         raise _disagrees(f"the engine replaced {len(effective.ranges)} placeholders of {len(media)}")
-    logical, ids = prompt.ids, effective.ids
+    logical, ids = prompt.ids, token_ids(effective.ids)
     before = at = 0
     found: list[Expansion] = []
     for number, (one, placed) in enumerate(zip(media, effective.ranges, strict=True)):

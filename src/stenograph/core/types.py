@@ -281,7 +281,7 @@ class MediaRange(Struct, frozen=True, kw_only=True, gc=False):
 class EffectivePrompt(Struct, frozen=True, kw_only=True, gc=False):
     """The prompt of the model's forward pass, as its engine reports it: each placeholder replaced by a range of ids."""
 
-    ids: "array[int]"
+    ids: Sequence[int]
     ranges: tuple[MediaRange, ...]
 
 
