@@ -4,11 +4,12 @@
 statements and answers can be held up and lost.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from stenograph.cluster.postgres.shared_rows import Claimed, Deletion, EndMove, HeldBy
+from stenograph.core.messages import MediaRef
 from stenograph.core.types import SessionId
 from stenograph.store.base import StoredRow, StoredSession, StoredSummary
 from stenograph.store.codec.rows import HEAD_BYTES
@@ -34,6 +35,7 @@ class _SharedSession:
     head: bytes
     outcome: int = 0
     rows: dict[int, StoredRow] = field(default_factory=dict[int, StoredRow])
+    media: dict[str, tuple[MediaRef, bytes]] = field(default_factory=dict[str, tuple[MediaRef, bytes]])
 
 
 class SharedTables:
@@ -166,6 +168,10 @@ class SharedTables:
         del self._sessions[session_id]
         return Deletion.DELETED
 
+    def media_of(self, session_id: SessionId) -> dict[str, tuple[MediaRef, bytes]]:
+        held = self._sessions.get(session_id)
+        return {} if held is None else held.media
+
     def page(self, limit: int, after: SessionId | None) -> list[StoredSummary]:
         if after is not None and after not in self._sessions:
             return []
@@ -252,6 +258,15 @@ class MemoryRows:
 
     async def delete(self, session_id: SessionId, owner: int) -> Deletion:
         return await self._way(lambda: self._tables.delete(session_id, owner))
+
+    async def media_of(self, session_id: SessionId) -> Collection[str]:
+        return await self._way(lambda: set(self._tables.media_of(session_id)))
+
+    async def put_media(self, session_id: SessionId, ref: MediaRef, body: bytes) -> None:
+        await self._way(lambda: self._tables.media_of(session_id).setdefault(ref.sha256, (ref, body)))
+
+    async def get_media(self, session_id: SessionId, sha256: str) -> tuple[MediaRef, bytes] | None:
+        return await self._way(lambda: self._tables.media_of(session_id).get(sha256))
 
     async def page(self, *, limit: int, after: SessionId | None) -> Sequence[StoredSummary]:
         return await self._way(lambda: self._tables.page(limit, after))

@@ -7,10 +7,13 @@
 """
 
 import asyncio
+import base64
+import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 
 from stenograph.core.errors import SessionDamaged, StenographError
+from stenograph.core.messages import MediaItem, MediaKind, MediaRef
 from stenograph.core.types import SessionId
 from stenograph.store.base import SessionStore, StoredSession, Tail, checked_payloads
 from stenograph.store.codec.rows import COMMIT, OUTCOME, Totals, row_kind, row_payload
@@ -55,6 +58,7 @@ async def check_store(open_store: OpenStore, *, survives: bool = True) -> None:
         _lists,
         _knows_outcomes,
         _knows_what_is_idle,
+        _keeps_media,
         _finds_damage,
     ):
         store = await open_store()
@@ -103,6 +107,40 @@ async def _forgets(store: SessionStore) -> None:
     assert await store.load(gone) is None
     assert payloads(await store.load(stays)) == [b"", b"a row"]
     assert await store.delete(stays)
+
+
+def medium(content: bytes, media_type: str = "image/png") -> MediaItem:
+    """A medium, as a client has sent it."""
+    text = base64.b64encode(content)
+    sha256 = hashlib.sha256(content).hexdigest()
+    ref = MediaRef(sha256=sha256, kind=MediaKind.IMAGE, media_type=media_type, num_bytes=len(content))
+    return MediaItem(ref=ref, base64=text)
+
+
+async def _keeps_media(store: SessionStore) -> None:
+    one, other, nobody = session_id(30), session_id(31), session_id(32)
+    for id_ in (one, other):
+        await store.create(id_, b"", at=1.0, ttl_s=None)
+    first, second = medium(b"first"), medium(b"\xff" * 3_000_001, "image/jpeg")
+    await store.media.put(one, [first, second, first])
+    await store.media.put(one, [first])
+    await store.media.put(other, [first])
+    await store.media.put(nobody, [first])
+    for session, item, found in (
+        (one, first, first),
+        (one, second, second),
+        (other, first, first),
+        (other, second, None),
+        (nobody, first, None),
+    ):
+        assert await store.media.get(session, item.ref.sha256) == found
+    assert await store.delete(one)
+    assert await store.media.get(one, first.ref.sha256) is None
+    assert await store.media.get(other, first.ref.sha256) == first
+    assert await store.delete(other)
+    await store.create(other, b"", at=1.0, ttl_s=None)
+    assert await store.media.get(other, first.ref.sha256) is None, "media go with their session"
+    assert await store.delete(other)
 
 
 async def _finds_by_key(store: SessionStore) -> None:

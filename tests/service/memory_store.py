@@ -9,8 +9,9 @@ from pathlib import Path
 import msgspec
 
 from stenograph.core.errors import StorageUnavailable
+from stenograph.core.messages import MediaItem
 from stenograph.core.types import SessionId
-from stenograph.store.base import Done, StoredRow, StoredSession, StoredSummary, StoreStats, Tail
+from stenograph.store.base import Done, MediaStore, StoredRow, StoredSession, StoredSummary, StoreStats, Tail
 from stenograph.store.codec.rows import COMMIT, HEAD_BYTES, OPENED, Totals, row_body, row_digest
 from stenograph.store.folder import keep_private
 
@@ -22,6 +23,7 @@ class _HeldRows:
     at: float
     key: str | None
     rows: list[StoredRow] = field(default_factory=list[StoredRow])
+    media: dict[str, MediaItem] = field(default_factory=dict[str, MediaItem])
 
 
 class MemoryStore:
@@ -37,6 +39,19 @@ class MemoryStore:
         return f"<MemoryStore of {len(self._sessions)} sessions>"
 
     is_shared = False
+
+    @property
+    def media(self) -> MediaStore:
+        return self
+
+    async def put(self, session_id: SessionId, items: Sequence[MediaItem]) -> None:
+        self._check()
+        if (held := self._sessions.get(session_id)) is not None:
+            held.media.update({item.ref.sha256: item for item in items if item.ref.sha256 not in held.media})
+
+    async def get(self, session_id: SessionId, sha256: str) -> MediaItem | None:
+        held = self._sessions.get(session_id)
+        return None if held is None else held.media.get(sha256)
 
     @property
     def failure(self) -> StorageUnavailable | None:

@@ -511,12 +511,12 @@ async def test_a_newer_schema_is_refused_and_an_older_one_is_brought_up_whole_or
         await check_schema(url, timeout_s=TIMEOUT_S)
     await asyncio.gather(*(prepare(url, timeout_s=TIMEOUT_S) for _ in range(4)))  # several nodes start at once
     await check_schema(url, timeout_s=TIMEOUT_S)
-    later = ("", "CREATE TABLE stenograph_new (a int); CREATE TABLE stenograph_rows (a int)")
+    later = (*[""] * SCHEMA, "CREATE TABLE stenograph_new (a int); CREATE TABLE stenograph_rows (a int)")
     with pytest.raises(StartupError, match="already exists"):
         await prepare(url, timeout_s=5, migrations=later)
     found = await asked(url, "SELECT to_regclass('stenograph_new'), version FROM stenograph_schema")
     assert found[0] == (None, SCHEMA)
-    await prepare(url, timeout_s=5, migrations=("", "CREATE TABLE stenograph_new (a int)"))
+    await prepare(url, timeout_s=5, migrations=(*[""] * SCHEMA, "CREATE TABLE stenograph_new (a int)"))
     with pytest.raises(StartupError, match=f"has schema {SCHEMA + 1}, and this server knows {SCHEMA}"):
         await prepare(url, timeout_s=TIMEOUT_S)
     with pytest.raises(StartupError, match="a newer stenograph has written it"):

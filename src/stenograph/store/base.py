@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Protocol
 
 from stenograph.core.errors import SessionDamaged, StenographError, StorageUnavailable
+from stenograph.core.messages import MediaItem
 from stenograph.core.types import SessionId
 from stenograph.store.codec.rows import (
     COMMIT,
@@ -114,10 +115,27 @@ class StoreStats:
     write_s: float = 0.0
 
 
+class MediaStore(Protocol):
+    """Media of sessions. Each content is kept once, by its SHA-256, for as long as a session has it."""
+
+    async def put(self, session_id: SessionId, items: Sequence[MediaItem]) -> None:
+        """Keep media of a session, durably; nothing of a session that is gone. Raises StorageUnavailable."""
+        ...
+
+    async def get(self, session_id: SessionId, sha256: str) -> MediaItem | None:
+        """A medium of a session; None if it has none with this hash. Raises StorageUnavailable."""
+        ...
+
+
 class SessionStore(Protocol):
     """Rows of sessions. The module's docstring is the contract. `is_shared`: other processes may have some of them."""
 
     is_shared: bool
+
+    @property
+    def media(self) -> MediaStore:
+        """The media of its sessions; they go with them."""
+        ...
 
     @property
     def stats(self) -> StoreStats:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from stenograph.core.errors import SessionDamaged, StartupError, StorageUnavailable
 from stenograph.core.types import SessionId
-from stenograph.store.base import FULL_RETRY_S, SessionColumns, StoredRow, StoredSession, StoredSummary
+from stenograph.store.base import FULL_RETRY_S, StoredRow, StoredSession, StoredSummary
 from stenograph.store.codec.rows import DIGEST_BYTES, HEAD_BYTES, RowDamaged, Totals
 from stenograph.store.folder import keep_private
 from stenograph.store.groups import NewRow, NewSession
@@ -57,7 +57,6 @@ _READ_AT_ONCE = (
     " FROM (SELECT at, seq, body, digest FROM rows WHERE session = ? ORDER BY seq)"
 )
 
-_TABLES = f"SELECT {', '.join(f'CAST({c} AS BLOB)' for c in ('type', 'name', 'tbl_name', 'sql'))} FROM sqlite_schema"
 _LAST = "SELECT {} FROM rows WHERE session = s.number ORDER BY seq DESC LIMIT 1"
 _PAGE = (
     "SELECT s.number, s.id, s.body, s.digest,"
@@ -263,15 +262,23 @@ class Database:
             found = self._run(f"SELECT number, id FROM sessions WHERE id IN ({_places(session_ids)})", session_ids)
             if not found:
                 return set()
-            self._log_bytes += 16 * _PAGE_BYTES * len(found)
-            numbers = [number for number, _ in found]
-            self._in_transaction(
-                (f"DELETE FROM rows WHERE session IN ({_places(numbers)})", numbers),
-                (f"DELETE FROM sessions WHERE number IN ({_places(numbers)})", numbers),
-            )
         except sqlite3.Error as error:
             raise _unavailable(error) from error
+        numbers = [number for number, _ in found]
+        self.change(
+            (f"DELETE FROM rows WHERE session IN ({_places(numbers)})", numbers),
+            (f"DELETE FROM sessions WHERE number IN ({_places(numbers)})", numbers),
+            num_bytes=16 * _PAGE_BYTES * len(found),
+        )
         return {SessionId(id_) for _, id_ in found}
+
+    def change(self, *statements: tuple[str, Sequence[object]], num_bytes: int) -> None:
+        """Run statements, all or none; the log grows by about so many bytes. Raises StorageUnavailable."""
+        self._log_bytes += num_bytes
+        try:
+            self._in_transaction(*statements)
+        except sqlite3.Error as error:
+            raise _unavailable(error) from error
 
     def page(self, *, limit: int, after: SessionId | None) -> list[StoredSummary]:
         """As `SessionStore.page`."""
@@ -337,14 +344,6 @@ class Database:
         except sqlite3.Error as error:
             raise _unavailable(error) from error
 
-    def problems(self) -> list[str]:
-        """Faults found by SQLite in the file's own structure."""
-        try:
-            found = [str(row[0]) for row in self._run("PRAGMA integrity_check(100)")]
-        except sqlite3.Error as error:
-            return [str(error)]
-        return [] if found == ["ok"] else found
-
     def close(self) -> None:
         """Close the file. Harmless when repeated."""
         connection, self._connection = self._connection, None
@@ -365,31 +364,6 @@ class Database:
             "temp_store = MEMORY",
         ):
             self._run(f"PRAGMA {pragma}")
-
-    def columns(self, session_id: SessionId) -> SessionColumns:
-        """The columns beside the rows of an existing session. Raises StorageUnavailable."""
-        found = self._asked("SELECT number, ttl_s, at, key FROM sessions WHERE id = ?", (session_id,))
-        number, ttl_s, at, key = found[0]
-        times = dict(self._asked("SELECT seq, at FROM rows WHERE session = ?", (number,)))
-        return SessionColumns(ttl_s=ttl_s, key=key, times={0: at, **times})
-
-    def other_schema(self) -> list[str]:
-        """Differences between the schema of the file and this server's. Raises StorageUnavailable."""
-        fresh = sqlite3.connect(":memory:")
-        for sql in chain.from_iterable(self._migrations):
-            fresh.execute(sql)
-        expected, found = fresh.execute(_TABLES).fetchall(), self._asked(_TABLES)
-        fresh.close()
-        return [] if found == expected else ["its tables are not those of this schema"]
-
-    def orphans(self) -> list[tuple[int, int]]:
-        """Rows without a session: the session's number, and how many there are."""
-        return [
-            (number, num)
-            for number, num in self._asked(
-                "SELECT session, count(*) FROM rows WHERE session NOT IN (SELECT number FROM sessions) GROUP BY session"
-            )
-        ]
 
     def _check_ours(self, path: Path) -> int:
         """The schema of the file. Raises StartupError for a foreign or a newer file."""
@@ -445,8 +419,8 @@ class Database:
         except sqlite3.Error:
             return
 
-    def _asked(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        """As `_run`. Raises StorageUnavailable."""
+    def asked(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """The rows of one statement. Raises StorageUnavailable."""
         try:
             return self._run(sql, parameters)
         except sqlite3.Error as error:

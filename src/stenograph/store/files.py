@@ -9,9 +9,11 @@ from dataclasses import fields
 from pathlib import Path
 
 from stenograph.core.errors import StorageUnavailable
+from stenograph.core.messages import MediaItem
 from stenograph.core.types import SessionId
 from stenograph.store.base import (
     Done,
+    MediaStore,
     SessionStore,
     StoredSession,
     StoredSummary,
@@ -64,6 +66,18 @@ class FilesStore:
         return StoreStats(
             **{one.name: sum(getattr(stats, one.name) for stats in all_stats) for one in fields(StoreStats)}
         )
+
+    @property
+    def media(self) -> MediaStore:
+        return self
+
+    async def put(self, session_id: SessionId, items: Sequence[MediaItem]) -> None:
+        if (store := self._of(session_id)) is not None:
+            await store.media.put(session_id, items)
+
+    async def get(self, session_id: SessionId, sha256: str) -> MediaItem | None:
+        store = self._of(session_id)
+        return None if store is None else await store.media.get(session_id, sha256)
 
     async def create(
         self, session_id: SessionId, payload: bytes, *, at: float, ttl_s: float | None, key: str | None = None

@@ -5,20 +5,27 @@ a read-only folder the index is kept in memory.
 """
 
 import os
+import sqlite3
 import struct
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
+from typing import cast
 
 from stenograph.core.errors import StartupError, StorageUnavailable
+from stenograph.core.loaded import entry
 from stenograph.core.types import SessionId
 from stenograph.store.base import SessionColumns, StoredSession, StoredSummary
-from stenograph.store.database import Database, FileConnection
+from stenograph.store.database import MIGRATIONS, Database, FileConnection
 from stenograph.store.folder import looked_at
 
 _PAGE = 256
 """Sessions listed at once."""
+
+_TABLES = f"SELECT {', '.join(f'CAST({c} AS BLOB)' for c in ('type', 'name', 'tbl_name', 'sql'))} FROM sqlite_schema"
+_ORPHANS = "SELECT session, count(*) FROM rows WHERE session NOT IN (SELECT number FROM sessions) GROUP BY session"
 
 _LOG_HEAD = struct.Struct(">8I")
 """Magic, version, page size, sequence, two salts, two checksums. Source: sqlite.org/fileformat2.html#walformat."""
@@ -69,15 +76,24 @@ class StoreLook:
 
     def columns(self, session_id: SessionId) -> SessionColumns:
         """The columns beside a session's rows. Raises StorageUnavailable."""
-        return self._database.columns(session_id)
+        asked = self._database.asked
+        ((number, ttl_s, at, key),) = asked("SELECT number, ttl_s, at, key FROM sessions WHERE id = ?", (session_id,))
+        times = dict(asked("SELECT seq, at FROM rows WHERE session = ?", (number,)))
+        return SessionColumns(ttl_s=ttl_s, key=key, times={0: at, **times})
+
+    def media(self, session_id: SessionId) -> Collection[str]:
+        """The hashes of a session's media. Raises StorageUnavailable."""
+        return cast("Collection[str]", entry("stenograph.store.media:media_of")(self._database, session_id))
 
     def faults(self) -> list[str]:
-        """Faults of the file's own structure: of its pages, its index and its log, and rows without a session."""
-        found = [f"structure: {problem}" for problem in self._database.problems()]
+        """Faults of the file's own structure: of its pages, its index and its log, rows without a session, and media
+        that are not what their hashes say."""
+        found = [f"structure: {problem}" for problem in self._problems()]
         try:
-            found += [f"structure: {problem}" for problem in self._database.other_schema()]
-            for number, num in self._database.orphans():
+            found += [f"structure: {problem}" for problem in self._other_schema()]
+            for number, num in self._database.asked(_ORPHANS):
                 found.append(f"session number {number} is gone, but {num} rows of it are there")
+            found += entry("stenograph.store.media:media_faults")(self._database)
         except StorageUnavailable as error:
             found.append(f"structure: rows without a session cannot be looked for: {error.__cause__}")
         with self.path.open("rb") as file:
@@ -88,6 +104,23 @@ class StoreLook:
 
     def close(self) -> None:
         self._database.close()
+
+    def _problems(self) -> list[str]:
+        """Faults found by SQLite in the file's own structure."""
+        try:
+            found = [str(row[0]) for row in self._database.asked("PRAGMA integrity_check(100)")]
+        except StorageUnavailable as error:
+            return [str(error.__cause__)]
+        return [] if found == ["ok"] else found
+
+    def _other_schema(self) -> list[str]:
+        """Differences between the schema of the file and this server's. Raises StorageUnavailable."""
+        fresh = sqlite3.connect(":memory:")
+        for sql in (*chain.from_iterable(MIGRATIONS), *entry("stenograph.store.media:tables_of")(self._database)):
+            fresh.execute(sql)
+        expected, found = fresh.execute(_TABLES).fetchall(), self._database.asked(_TABLES)
+        fresh.close()
+        return [] if found == expected else ["its tables are not those of this schema"]
 
 
 @contextmanager

@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from stenograph.core.clock import Clock, SystemClock
 from stenograph.core.errors import StenographError, StorageUnavailable
+from stenograph.core.loaded import entry
 from stenograph.core.types import SessionId
-from stenograph.store.base import Done, StoredSession, StoredSummary, StoreStats, Tail
+from stenograph.store.base import Done, MediaStore, StoredSession, StoredSummary, StoreStats, Tail
 from stenograph.store.codec.rows import COMMIT, OPENED, Totals, row_body, row_digest
 from stenograph.store.database import (
     MAX_GROUP_ROWS,
@@ -169,6 +170,10 @@ class SqliteStore:
     is_shared = False
 
     @property
+    def media(self) -> MediaStore:
+        return cast("MediaStore", entry("stenograph.store.media:FileMedia")(self))
+
+    @property
     def failure(self) -> StorageUnavailable | None:
         return self._failure
 
@@ -204,7 +209,7 @@ class SqliteStore:
             database.last_number = number
             return Tail(session_id, number, seq=0, digest=digest, totals=Totals())
 
-        return await self._call(create)
+        return await self.call(create)
 
     async def take(self, session_id: SessionId) -> StoredSession | None:
         return await self.load(session_id)
@@ -213,10 +218,10 @@ class SqliteStore:
         """Nobody else can have it."""
 
     async def load(self, session_id: SessionId) -> StoredSession | None:
-        return await self._call(lambda database: database.read(session_id))
+        return await self.call(lambda database: database.read(session_id))
 
     async def find(self, key: str) -> StoredSession | None:
-        return await self._call(lambda database: database.find(key))
+        return await self.call(lambda database: database.find(key))
 
     async def delete(self, session_id: SessionId) -> bool:
         if self._is_closed:
@@ -246,17 +251,17 @@ class SqliteStore:
         return future
 
     async def page(self, *, limit: int, after: SessionId | None) -> Sequence[StoredSummary]:
-        return await self._call(lambda database: database.page(limit=limit, after=after))
+        return await self.call(lambda database: database.page(limit=limit, after=after))
 
     async def expired(self, *, now: float, limit: int) -> Sequence[SessionId]:
-        return await self._call(lambda database: database.expired(now=now, limit=limit))
+        return await self.call(lambda database: database.expired(now=now, limit=limit))
 
     async def backup(self, path: Path) -> int:
         def copy(database: Database) -> int:
             database.backup(path, self._run_meanwhile)
             return path.stat().st_size
 
-        return await self._call(copy)
+        return await self.call(copy)
 
     async def aclose(self) -> None:
         if not self._is_closed:
@@ -266,7 +271,8 @@ class SqliteStore:
         await asyncio.wait({self._ended})
         self._thread.join()
 
-    async def _call(self, work: Callable[[Database], T]) -> T:
+    async def call(self, work: Callable[[Database], T]) -> T:
+        """Do other work with the file, on its thread, in turn. Raises StorageUnavailable, and as `work`."""
         if self._is_closed:
             raise _closed()
         future: asyncio.Future[T] = self._loop.create_future()

@@ -4,7 +4,7 @@
 """
 
 import asyncio
-from collections.abc import Coroutine, Generator, Iterator
+from collections.abc import Collection, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -38,6 +38,15 @@ _FAULTS = (
         "SELECT s.id, e.seq, coalesce(max(r.seq), 0) FROM stenograph_sessions s"
         " JOIN stenograph_ends e ON e.session = s.number LEFT JOIN stenograph_rows r ON r.session = s.number"
         " GROUP BY s.id, s.number, e.seq HAVING e.seq <> coalesce(max(r.seq), 0) ORDER BY s.number",
+    ),
+    (
+        "media {} is damaged: its bytes do not have this hash",
+        "SELECT sha256 FROM stenograph_media WHERE encode(sha256(body), 'hex') <> sha256 ORDER BY sha256",
+    ),
+    (
+        "media {} is of no session",
+        "SELECT sha256 FROM stenograph_media m"
+        " WHERE NOT EXISTS (SELECT FROM stenograph_session_media l WHERE l.sha256 = m.sha256) ORDER BY sha256",
     ),
 )
 """Faults of the tables among themselves: the words for each, and the statement to find them."""
@@ -76,6 +85,10 @@ class PostgresLook:
         )
         rows = self._run(self._lane.fetch("SELECT seq, at FROM stenograph_rows WHERE session = $1", number))
         return SessionColumns(ttl_s=ttl_s, key=key, times={0: at, **dict(rows)})
+
+    def media(self, session_id: SessionId) -> Collection[str]:
+        """The hashes of a session's media. Raises StorageUnavailable."""
+        return self._run(self._rows.media_of(session_id))
 
     def faults(self) -> list[str]:
         """Faults of the tables among themselves."""

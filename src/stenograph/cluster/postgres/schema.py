@@ -8,11 +8,15 @@ import asyncio
 from stenograph.cluster.postgres.connection import PgConnection, closed, connect
 from stenograph.core.errors import StartupError
 
-SCHEMA = 1
+SCHEMA = 2
 """The schema written by this server, in `stenograph_schema`."""
 
 _LOCK = 0x53746E67
 """`Stng`: the advisory lock for one node at a time to bring the schema up to date."""
+
+_MEDIA_LOCK = _LOCK + 1
+"""Shared by those that put media, and alone for one that looks whether a content is used. Taken after a session's row:
+in one order, so nobody waits in a circle."""
 
 _MIGRATIONS = (
     """
@@ -26,6 +30,33 @@ _MIGRATIONS = (
         WITH (fillfactor = 50);
     CREATE TABLE stenograph_rows (session bigint NOT NULL, seq bigint NOT NULL, at double precision NOT NULL,
         body bytea NOT NULL, digest bytea NOT NULL, PRIMARY KEY (session, seq));
+    """,
+    f"""
+    CREATE TABLE stenograph_media (sha256 text PRIMARY KEY, kind text NOT NULL, media_type text NOT NULL,
+        body bytea NOT NULL);
+    CREATE TABLE stenograph_session_media (session bigint NOT NULL
+        REFERENCES stenograph_sessions ON DELETE CASCADE, sha256 text NOT NULL, PRIMARY KEY (session, sha256));
+    CREATE INDEX stenograph_sessions_of_media ON stenograph_session_media (sha256);
+    CREATE FUNCTION stenograph_put_media(of_session text, new_sha256 text, new_kind text, new_type text, new_body bytea)
+    RETURNS void LANGUAGE plpgsql AS $$
+    DECLARE own bigint;
+    BEGIN
+        SELECT number INTO own FROM stenograph_sessions WHERE id = of_session FOR KEY SHARE;
+        IF FOUND THEN
+            PERFORM pg_advisory_xact_lock_shared({_MEDIA_LOCK});
+            INSERT INTO stenograph_media VALUES (new_sha256, new_kind, new_type, new_body) ON CONFLICT DO NOTHING;
+            INSERT INTO stenograph_session_media VALUES (own, new_sha256) ON CONFLICT DO NOTHING;
+        END IF;
+    END $$;
+    CREATE FUNCTION stenograph_media_unused() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        PERFORM pg_advisory_xact_lock({_MEDIA_LOCK});
+        DELETE FROM stenograph_media m WHERE m.sha256 = old.sha256
+            AND NOT EXISTS (SELECT FROM stenograph_session_media l WHERE l.sha256 = old.sha256);
+        RETURN NULL;
+    END $$;
+    CREATE TRIGGER stenograph_media_unused AFTER DELETE ON stenograph_session_media
+        FOR EACH ROW EXECUTE FUNCTION stenograph_media_unused();
     """,
 )
 """The statements to bring a database from each schema to the next."""

@@ -5,12 +5,13 @@ lease holds when the row is changed, not only when the statement began.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from stenograph.cluster.postgres.connection import Lane
 from stenograph.cluster.postgres.shared_rows import Claimed, Deletion, EndMove, HeldBy
+from stenograph.core.messages import MediaKind, MediaRef
 from stenograph.core.types import SessionId
 from stenograph.store.base import StoredRow, StoredSession, StoredSummary
 from stenograph.store.codec.rows import HEAD_BYTES
@@ -145,6 +146,19 @@ ORDER BY s.number LIMIT $1
 """
 
 
+_MEDIA_OF = """
+SELECT m.sha256 FROM stenograph_session_media m JOIN stenograph_sessions s ON s.number = m.session WHERE s.id = $1
+"""
+
+_PUT_MEDIA = "SELECT stenograph_put_media($1, $2, $3, $4, $5)"
+
+_GET_MEDIA = """
+SELECT m.kind, m.media_type, m.body FROM stenograph_media m
+JOIN stenograph_session_media l ON l.sha256 = m.sha256 JOIN stenograph_sessions s ON s.number = l.session
+WHERE s.id = $1 AND m.sha256 = $2
+"""
+
+
 class PostgresRows:
     """A PostgreSQL as `SharedRows`: one connection for writing rows, one for the lease, a few for all else."""
 
@@ -249,6 +263,18 @@ class PostgresRows:
             # The end first: once it is gone no row can be added, and the statement after it sees all that were.
             await lane.execute(_DELETE.format(number=int(number), owner=int(owner)))
         return Deletion.NOT_OWNED if await self._fetch(_NUMBER, session_id, owner) else Deletion.DELETED
+
+    async def media_of(self, session_id: SessionId) -> Collection[str]:
+        return {row[0] for row in await self._fetch(_MEDIA_OF, session_id)}
+
+    async def put_media(self, session_id: SessionId, ref: MediaRef, body: bytes) -> None:
+        await self._fetch(_PUT_MEDIA, session_id, ref.sha256, ref.kind, ref.media_type, body)
+
+    async def get_media(self, session_id: SessionId, sha256: str) -> tuple[MediaRef, bytes] | None:
+        for kind, media_type, body in await self._fetch(_GET_MEDIA, session_id, sha256):
+            ref = MediaRef(sha256=sha256, kind=MediaKind(kind), media_type=media_type, num_bytes=len(body))
+            return ref, body
+        return None
 
     async def page(self, *, limit: int, after: SessionId | None) -> Sequence[StoredSummary]:
         return [_summary(row) for row in await self._fetch(_PAGE, limit, after)]

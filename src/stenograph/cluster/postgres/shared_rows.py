@@ -7,10 +7,11 @@ then takes its sessions. Each session has an *epoch*, one more with each new own
 """
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from stenograph.core.messages import MediaRef
 from stenograph.core.types import SessionId
 from stenograph.store.base import StoredSession, StoredSummary
 from stenograph.store.codec.rows import Totals
@@ -129,6 +130,18 @@ class SharedRows(Protocol):
 
     async def delete(self, session_id: SessionId, owner: int) -> Deletion:
         """Forget a session and all its rows, if it is this owner's."""
+        ...
+
+    async def media_of(self, session_id: SessionId) -> Collection[str]:
+        """The hashes of a session's media."""
+        ...
+
+    async def put_media(self, session_id: SessionId, ref: MediaRef, body: bytes) -> None:
+        """Keep a medium of a session, if it is there; the content is kept once, until its last session goes."""
+        ...
+
+    async def get_media(self, session_id: SessionId, sha256: str) -> tuple[MediaRef, bytes] | None:
+        """A medium of a session, and its bytes; None if the session has none with this hash."""
         ...
 
     async def page(self, *, limit: int, after: SessionId | None) -> Sequence[StoredSummary]:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from stenograph.cluster.postgres.lease import OwnerLease
 from stenograph.cluster.postgres.owner import AWAY, OwnerSeat, SharedOwner, pause
@@ -29,8 +29,9 @@ from stenograph.cluster.postgres.shared_rows import (
 )
 from stenograph.core.clock import Clock
 from stenograph.core.errors import SessionElsewhere, StenographError, StorageUnavailable
+from stenograph.core.loaded import entry
 from stenograph.core.types import SessionId
-from stenograph.store.base import Done, StoredSession, StoredSummary, StoreStats, Tail
+from stenograph.store.base import Done, MediaStore, StoredSession, StoredSummary, StoreStats, Tail
 from stenograph.store.codec.rows import COMMIT, HEAD_BYTES, OPENED, Totals, row_body, row_digest
 from stenograph.store.groups import NewSession, RowAppend, RowEnd, RowGroup
 
@@ -129,6 +130,10 @@ class PostgresStore:
     is_shared = True
 
     @property
+    def media(self) -> MediaStore:
+        return cast("MediaStore", entry("stenograph.cluster.postgres.media:SharedMedia")(self, self._rows))
+
+    @property
     def stats(self) -> StoreStats:
         return self._stats
 
@@ -142,7 +147,7 @@ class PostgresStore:
         lease, body = self.owner.needed(), row_body(OPENED, Totals(), payload)
         digest = row_digest(b"", session_id, 0, body)
         new = NewSession(number=0, session_id=session_id, ttl_s=ttl_s, at=at, body=body, digest=digest, key=key)
-        number = await self._ask(lambda: self._created(new, lease), lease)
+        number = await self.ask(lambda: self._created(new, lease), lease)
         if number is None or self.owner.held() is not lease:
             raise self._unknown()
         return OwnedTail(Tail(session_id, number, seq=0, digest=digest, totals=Totals()), epoch=1, lease=lease)
@@ -152,7 +157,7 @@ class PostgresStore:
         claimed = await self._claimed(session_id, lease)
         if claimed is None:
             return None
-        stored = await self._ask(lambda: self._rows.read(session_id), lease)
+        stored = await self.ask(lambda: self._rows.read(session_id), lease)
         if self.owner.held() is not lease:
             raise self._unknown()
         if stored is None:
@@ -184,26 +189,26 @@ class PostgresStore:
 
     async def load(self, session_id: SessionId) -> StoredSession | None:
         await self._rows_settled(session_id)
-        return await self._ask(lambda: self._rows.read(session_id))
+        return await self.ask(lambda: self._rows.read(session_id))
 
     async def find(self, key: str) -> StoredSession | None:
-        return await self._ask(lambda: self._rows.find(key))
+        return await self.ask(lambda: self._rows.find(key))
 
     async def holder(self, session_id: SessionId) -> HeldBy | None:
         """Another node with the session; None if there is none. Raises StorageUnavailable."""
         lease = self.owner.needed()
-        return await self._ask(lambda: self._rows.holder(session_id, lease.owner), lease)
+        return await self.ask(lambda: self._rows.holder(session_id, lease.owner), lease)
 
     async def owners(self) -> Sequence[str]:
         """The names of all owners with running leases. Raises StorageUnavailable."""
-        return await self._ask(self._rows.owners)
+        return await self.ask(self._rows.owners)
 
     async def delete(self, session_id: SessionId) -> bool:
         lease = self.owner.needed()
         claimed = await self._claimed(session_id, lease)
         if claimed is None:
             return False
-        deletion = await self._ask(lambda: self._rows.delete(session_id, lease.owner), lease)
+        deletion = await self.ask(lambda: self._rows.delete(session_id, lease.owner), lease)
         if deletion is Deletion.NOT_OWNED:
             raise StorageUnavailable(MOVED, is_full=False, retry_after_s=1.0)
         return True  # absent: an attempt that was not answered has deleted it
@@ -216,11 +221,11 @@ class PostgresStore:
         self._own(delete())
 
     async def page(self, *, limit: int, after: SessionId | None) -> Sequence[StoredSummary]:
-        return await self._ask(lambda: self._rows.page(limit=limit, after=after))
+        return await self.ask(lambda: self._rows.page(limit=limit, after=after))
 
     async def expired(self, *, now: float, limit: int) -> Sequence[SessionId]:
         lease = self.owner.needed()
-        return await self._ask(lambda: self._rows.expired(limit=limit, owner=lease.owner), lease)
+        return await self.ask(lambda: self._rows.expired(limit=limit, owner=lease.owner), lease)
 
     async def backup(self, path: Path) -> int:
         raise OSError(f"sessions are in PostgreSQL, not in {path.name}: back the database up, for instance by pg_dump")
@@ -239,7 +244,7 @@ class PostgresStore:
     async def _claimed(self, session_id: SessionId, lease: OwnerLease) -> Claimed | None:
         """The session as this owner's; None if there is none. Raises SessionElsewhere."""
         await self._rows_settled(session_id)
-        claimed = await self._ask(lambda: self._rows.claim(session_id, lease.owner), lease)
+        claimed = await self.ask(lambda: self._rows.claim(session_id, lease.owner), lease)
         if isinstance(claimed, HeldBy):
             raise held_elsewhere(session_id, claimed)
         self.num_taken += claimed is not None and claimed.is_new
@@ -252,7 +257,7 @@ class PostgresStore:
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
-    async def _ask(self, question: Callable[[], Coroutine[Any, Any, T]], lease: OwnerLease | None = None) -> T:
+    async def ask(self, question: Callable[[], Coroutine[Any, Any, T]], lease: OwnerLease | None = None) -> T:
         """Ask until there is an answer, or no time for it. A cancelled wait takes nothing back."""
         if self._is_closed:
             raise StorageUnavailable("The store is closed: the server is shutting down.", is_full=False)
