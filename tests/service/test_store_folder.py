@@ -14,6 +14,7 @@ import pytest
 
 from stenograph.core.errors import StartupError
 from stenograph.core.types import SessionId
+from stenograph.store import queries
 from stenograph.store.database import MIGRATIONS, Database, FileConnection
 from stenograph.store.folder import DataFolder, file_of, make_private
 from stenograph.store.settings import Durability
@@ -175,7 +176,7 @@ async def test_an_older_file_is_brought_up_to_date_whole_or_not_at_all(folder: D
     assert version == 2
     assert sessions == [(*row, f"from {row[1]}") for row in before[1]]
     with closing(Database(path, durability=Durability.COMMIT, migrations=LATER)) as newer:
-        stored = newer.read(SessionId(session_id(1)))
+        stored = queries.read(newer, SessionId(session_id(1)))
         assert stored is not None
         assert len(stored.rows) == 2
     with pytest.raises(StartupError, match="schema 2, and this server knows 1"):

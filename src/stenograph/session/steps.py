@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ChatReply, ChatRequest, ParsedReply, Remaining, TurnRequest
 from stenograph.core.errors import BudgetSpent, ContextLengthExceeded, InvalidRequest, Limit
+from stenograph.core.loaded import entry
 from stenograph.core.logprobs import GREEDY_BELOW, is_held_by_engine, is_truncated, reported_kind
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.stages import StageTimes
@@ -38,7 +39,6 @@ from stenograph.session.prompt_builder import PromptBuilder
 from stenograph.session.reply_buffer import READ_AT_ONCE, ReplyBuffer, TurnMeter, parts_of
 from stenograph.session.services import TurnServices
 from stenograph.session.settings import OverBudget
-from stenograph.session.unsampled import empty_reply
 from stenograph.text.grammar.held import Holder, held_grammar
 from stenograph.text.reading import Parser
 from stenograph.trajectory.history import Attachment
@@ -251,7 +251,7 @@ class RunningTurn:
 
     def empty_reply(self, last: Node | None = None) -> ChatReply:
         """A reply without a sampled token, after the line down to `last`; None: after nothing."""
-        return empty_reply(
+        reply: ChatReply = entry("stenograph.session.unsampled:empty_reply")(
             self.reply_id,
             created=self._services.clock.wall(),
             model=self.capabilities.model,
@@ -259,6 +259,7 @@ class RunningTurn:
             stages_s=self.stages.durations_s(),
             last=last,
         )
+        return reply
 
     async def _read(self, parser: Parser, chunk: Chunk) -> None:
         """Feed the watchers with a chunk: at once, or a long one in parts, with the loop going on in between."""

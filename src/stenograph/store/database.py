@@ -1,8 +1,7 @@
-"""The SQLite file of a store: its schema, its statements, and the meaning of SQLite's errors. Used by one thread.
+"""The SQLite file of a store: its schema, what is written to it, and the meaning of SQLite's errors. For one thread.
 
 One connection locks the file for itself: no second one can write or move the log (older SQLites do not survive it), and
-nothing of the log's index is in shared memory. Rows are written by one statement in autocommit, and read by one step:
-each step lets go of the GIL, and to get it back beside a busy loop takes up to 5 ms.
+nothing of the log's index is in shared memory. Rows are written by one statement in autocommit. queries.py reads them.
 """
 
 import os
@@ -12,10 +11,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
-from stenograph.core.errors import SessionDamaged, StartupError, StorageUnavailable
+from stenograph.core.errors import StartupError, StorageUnavailable
 from stenograph.core.types import SessionId
-from stenograph.store.base import FULL_RETRY_S, StoredRow, StoredSession, StoredSummary
-from stenograph.store.codec.rows import DIGEST_BYTES, HEAD_BYTES, RowDamaged, Totals
+from stenograph.store.base import FULL_RETRY_S
 from stenograph.store.folder import keep_private
 from stenograph.store.groups import NewRow, NewSession
 from stenograph.store.settings import Durability
@@ -25,9 +23,6 @@ APPLICATION_ID = 0x53746E67
 
 MAX_GROUP_ROWS = 256
 """Rows of one statement; it has five parameters a row, and SQLite takes 32,766."""
-
-MAX_READ_BYTES = 256 * 2**20
-"""The longest session read in one step. SQLite has values of up to 10^9 bytes."""
 
 LONG_LOG_BYTES = 4 * 2**20
 """The length at which a log is moved into the file. As long as SQLite's own default; but SQLite moves it within a
@@ -51,28 +46,7 @@ MIGRATIONS: Migrations = (
 _ROWS = "INSERT INTO rows (session, seq, at, body, digest) VALUES "
 _OPENINGS = "INSERT INTO sessions (number, id, ttl_s, at, body, digest, key) VALUES "
 
-_READ_AT_ONCE = (
-    "SELECT count(*), max(at), group_concat(seq), group_concat(length(body)),"
-    " CAST(group_concat(body, '') AS BLOB), CAST(group_concat(digest, '') AS BLOB)"
-    " FROM (SELECT at, seq, body, digest FROM rows WHERE session = ? ORDER BY seq)"
-)
-
-_LAST = "SELECT {} FROM rows WHERE session = s.number ORDER BY seq DESC LIMIT 1"
-_PAGE = (
-    "SELECT s.number, s.id, s.body, s.digest,"
-    f" coalesce(({_LAST.format('seq')}), 0), coalesce(({_LAST.format('at')}), s.at),"
-    f" coalesce(({_LAST.format(f'substr(body, 1, {HEAD_BYTES})')}), substr(s.body, 1, {HEAD_BYTES}))"
-    " FROM sessions s WHERE s.number > ? ORDER BY s.number LIMIT ?"
-)
-_BY_KEY = "SELECT number, id, at, body, digest FROM sessions WHERE key = ? ORDER BY number DESC LIMIT 1"
-_ROW = "SELECT seq, body, digest FROM rows WHERE session = ? AND seq = ?"
-_EXPIRED = (
-    "SELECT s.id FROM sessions s WHERE s.ttl_s IS NOT NULL"
-    f" AND coalesce(({_LAST.format('at')}), s.at) + s.ttl_s <= ? LIMIT ?"
-)
-
 _FULL = sqlite3.SQLITE_FULL
-_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 class SqlConnection(Protocol):
@@ -196,65 +170,14 @@ class Database:
 
     def insert_rows(self, rows: Sequence[NewRow]) -> None:
         """Write rows, all or none, in one statement."""
-        self._write(_ROWS + ",".join(["(?,?,?,?,?)"] * len(rows)), list(chain.from_iterable(rows)))
+        self.asked(_ROWS + ",".join(["(?,?,?,?,?)"] * len(rows)), list(chain.from_iterable(rows)))
         self._log_bytes += sum(len(body) for _, _, _, body, _ in rows) + _PAGE_BYTES * (2 + len(rows))
 
     def insert_session(self, new: NewSession) -> None:
         """Write a session."""
         values = (new.number, new.session_id, new.ttl_s, new.at, new.body, new.digest, new.key)
-        self._write(_OPENINGS + "(?,?,?,?,?,?,?)", values)
+        self.asked(_OPENINGS + "(?,?,?,?,?,?,?)", values)
         self._log_bytes += len(new.body) + 3 * _PAGE_BYTES
-
-    def read(self, session_id: SessionId) -> StoredSession | None:
-        """A session's rows; None if there is none. Raises SessionDamaged if SQLite cannot find its way to them."""
-        try:
-            return self._read(session_id)
-        except sqlite3.Error as error:
-            if _code(error) in _DAMAGE:
-                raise SessionDamaged(session_id, place="the file's own structure", problem=str(error)) from error
-            raise _unavailable(error) from error
-
-    def find(self, key: str) -> StoredSession | None:
-        """As `SessionStore.find`."""
-        try:
-            found = self._run(_BY_KEY, (key,))
-        except sqlite3.Error as error:
-            raise _unavailable(error) from error
-        if not found:
-            return None
-        number, id_, at, body, digest = found[0]
-        opening = StoredRow(seq=0, body=bytes(body), digest=bytes(digest))
-        return StoredSession(session_id=SessionId(id_), number=number, at=at, rows=[opening])
-
-    def _read(self, session_id: SessionId) -> StoredSession | None:
-        found = self._run("SELECT number, at, body, digest FROM sessions WHERE id = ?", (session_id,))
-        if not found:
-            return None
-        number, opened_at, body, digest = found[0]
-        rows, last_at = self._rows(number)
-        opening = StoredRow(seq=0, body=bytes(body), digest=bytes(digest))
-        at = opened_at if last_at is None else last_at
-        return StoredSession(session_id=session_id, number=number, at=at, rows=[opening, *rows])
-
-    def _rows(self, number: int) -> tuple[list[StoredRow], float | None]:
-        """The rows behind an opening, and when the last was written."""
-        size = self._run("SELECT coalesce(sum(length(body)), 0), max(at) FROM rows WHERE session = ?", (number,))[0]
-        if size[0] > MAX_READ_BYTES:
-            found = self._run("SELECT seq, body, digest FROM rows WHERE session = ? ORDER BY seq", (number,))
-            return [StoredRow(seq=seq, body=body, digest=digest) for seq, body, digest in found], size[1]
-        if size[1] is None:
-            return [], None
-        num, last_at, seqs, lengths, bodies, digests = self._run(_READ_AT_ONCE, (number,))[0]
-        if len(digests) != num * DIGEST_BYTES:  # a damaged digest has another length: row by row it can be told which
-            found = self._run("SELECT seq, body, digest FROM rows WHERE session = ? ORDER BY seq", (number,))
-            return [StoredRow(seq=seq, body=bytes(body), digest=bytes(d)) for seq, body, d in found], last_at
-        rows: list[StoredRow] = []
-        start = 0
-        for index, (seq, length) in enumerate(zip(seqs.split(","), map(int, lengths.split(",")), strict=True)):
-            digest = digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
-            rows.append(StoredRow(seq=int(seq), body=bodies[start : start + length], digest=digest))
-            start += length
-        return rows, last_at
 
     def delete(self, session_ids: Sequence[SessionId]) -> set[SessionId]:
         """Forget sessions and their rows in one transaction; the ones found."""
@@ -277,46 +200,6 @@ class Database:
         self._log_bytes += num_bytes
         try:
             self._in_transaction(*statements)
-        except sqlite3.Error as error:
-            raise _unavailable(error) from error
-
-    def page(self, *, limit: int, after: SessionId | None) -> list[StoredSummary]:
-        """As `SessionStore.page`."""
-        try:
-            first = 0
-            if after is not None:
-                found = self._run("SELECT number FROM sessions WHERE id = ?", (after,))
-                if not found:
-                    return []
-                first = found[0][0]
-            return [
-                StoredSummary(
-                    session_id=SessionId(id_),
-                    number=number,
-                    opened=StoredRow(seq=0, body=bytes(body), digest=bytes(digest)),
-                    last_head=bytes(head),
-                    last_seq=seq,
-                    at=at,
-                    outcome=self._outcome(number, bytes(head)),
-                )
-                for number, id_, body, digest, seq, at, head in self._run(_PAGE, (first, limit))
-            ]
-        except sqlite3.Error as error:
-            raise _unavailable(error) from error
-
-    def _outcome(self, number: int, last_head: bytes) -> StoredRow | None:
-        """The row with a session's outcome; None if there is none, or if its number in the head is damaged."""
-        try:
-            seq = Totals.of(last_head).outcome_seq
-        except RowDamaged:
-            return None
-        found = self._run(_ROW, (number, seq)) if 0 < seq < 2**63 else []
-        return StoredRow(seq=seq, body=bytes(found[0][1]), digest=bytes(found[0][2])) if found else None
-
-    def expired(self, *, now: float, limit: int) -> list[SessionId]:
-        """As `SessionStore.expired`."""
-        try:
-            return [SessionId(row[0]) for row in self._run(_EXPIRED, (now, limit))]
         except sqlite3.Error as error:
             raise _unavailable(error) from error
 
@@ -426,12 +309,6 @@ class Database:
         except sqlite3.Error as error:
             raise _unavailable(error) from error
 
-    def _write(self, sql: str, values: Sequence[object]) -> None:
-        try:
-            self._run(sql, values)
-        except sqlite3.Error as error:
-            raise _unavailable(error) from error
-
     def check_in_place(self) -> None:
         """Raise StorageUnavailable if the file was deleted or moved: SQLite would write into it to the end."""
         assert self._connection is not None, "the file is open"
@@ -452,19 +329,19 @@ def _places(values: Sequence[object]) -> str:
     return ",".join("?" * len(values))
 
 
-def _code(error: sqlite3.Error) -> int:
+def sqlite_code(error: sqlite3.Error) -> int:
     """SQLite's primary code of an error; 0 where it has none."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 def _unavailable(error: sqlite3.Error) -> StorageUnavailable:
-    if _code(error) == _FULL:
+    if sqlite_code(error) == _FULL:
         return StorageUnavailable(
             "The disk of --data-dir is full: nothing more can be kept. Delete sessions, or make room.",
             is_full=True,
             retry_after_s=FULL_RETRY_S,
         )
-    if _code(error) == sqlite3.SQLITE_TOOBIG:
+    if sqlite_code(error) == sqlite3.SQLITE_TOOBIG:
         return StorageUnavailable(f"The turn is larger than the store takes: {error}.", is_full=True)
     return StorageUnavailable(
         f"The store in --data-dir cannot be used any more ({error}); the server is about to end.", is_full=False

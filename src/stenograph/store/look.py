@@ -17,6 +17,7 @@ from typing import cast
 from stenograph.core.errors import StartupError, StorageUnavailable
 from stenograph.core.loaded import entry
 from stenograph.core.types import SessionId
+from stenograph.store import queries
 from stenograph.store.base import SessionColumns, StoredSession, StoredSummary
 from stenograph.store.database import MIGRATIONS, Database, FileConnection
 from stenograph.store.folder import looked_at
@@ -60,7 +61,7 @@ class StoreLook:
         """All sessions in the order of their creation. Raises StorageUnavailable."""
         after: SessionId | None = None
         last = 0
-        while page := self._database.page(limit=_PAGE, after=after):
+        while page := queries.page(self._database, limit=_PAGE, after=after):
             for one in page:
                 if one.number <= last:
                     raise StorageUnavailable(
@@ -72,7 +73,7 @@ class StoreLook:
 
     def read(self, session_id: SessionId) -> StoredSession | None:
         """A session's rows. Raises SessionDamaged or StorageUnavailable."""
-        return self._database.read(session_id)
+        return queries.read(self._database, session_id)
 
     def columns(self, session_id: SessionId) -> SessionColumns:
         """The columns beside a session's rows. Raises StorageUnavailable."""

@@ -20,6 +20,7 @@ from stenograph.core.clock import Clock, SystemClock
 from stenograph.core.errors import StenographError, StorageUnavailable
 from stenograph.core.loaded import entry
 from stenograph.core.types import SessionId
+from stenograph.store import queries
 from stenograph.store.base import Done, MediaStore, StoredSession, StoredSummary, StoreStats, Tail
 from stenograph.store.codec.rows import COMMIT, OPENED, Totals, row_body, row_digest
 from stenograph.store.database import (
@@ -218,10 +219,10 @@ class SqliteStore:
         """Nobody else can have it."""
 
     async def load(self, session_id: SessionId) -> StoredSession | None:
-        return await self.call(lambda database: database.read(session_id))
+        return await self.call(lambda database: queries.read(database, session_id))
 
     async def find(self, key: str) -> StoredSession | None:
-        return await self.call(lambda database: database.find(key))
+        return await self.call(lambda database: queries.find(database, key))
 
     async def delete(self, session_id: SessionId) -> bool:
         if self._is_closed:
@@ -251,10 +252,10 @@ class SqliteStore:
         return future
 
     async def page(self, *, limit: int, after: SessionId | None) -> Sequence[StoredSummary]:
-        return await self.call(lambda database: database.page(limit=limit, after=after))
+        return await self.call(lambda database: queries.page(database, limit=limit, after=after))
 
     async def expired(self, *, now: float, limit: int) -> Sequence[SessionId]:
-        return await self.call(lambda database: database.expired(now=now, limit=limit))
+        return await self.call(lambda database: queries.expired(database, now=now, limit=limit))
 
     async def backup(self, path: Path) -> int:
         def copy(database: Database) -> int:

@@ -14,6 +14,7 @@ from msgspec import Struct, field
 from stenograph.core.chat import Asked, ChatRequest, KnownMessages, PastLine
 from stenograph.core.errors import BudgetSpent, Limit, SessionBusy
 from stenograph.core.kinds import TRAINED_KINDS, UNLABELLED, AfterLength, Compat, HistoryKind, Label, StrandKind
+from stenograph.core.loaded import entry
 from stenograph.core.messages import Message, Role
 from stenograph.core.types import Prompt, SessionId
 from stenograph.trajectory.canonical import PinRule
@@ -25,7 +26,6 @@ from stenograph.trajectory.matching import HarnessMatcher, Matcher, StrictMatche
 from stenograph.trajectory.opening_key import opening_key
 from stenograph.trajectory.pins import PinnedOpenings
 from stenograph.trajectory.strand_facts import StrandSight, kinds_of
-from stenograph.trajectory.tree import TreeHistory
 from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext, line_messages
 
 _BETWEEN_ELEMENTS = b", \t\r\n"
@@ -111,7 +111,7 @@ class Strands:
         if kind is HistoryKind.LINEAR:
             self.only = self._new(None, "")
         elif kind is HistoryKind.TREE:
-            tree = TreeHistory(matcher, after_length=after_length)
+            tree: History = entry("stenograph.trajectory.tree:TreeHistory")(matcher, after_length=after_length)
             self.only = Strand(history=tree, session_id=session_id, exclusive=False)
 
     @staticmethod
