@@ -39,7 +39,7 @@ def update(policy: Any, optimizer: torch.optim.Optimizer, batch: Mapping[str, to
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    return float(distance.abs().max())
+    return float(distance.detach().abs().max())
 
 
 async def main() -> None:
