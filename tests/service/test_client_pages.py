@@ -49,6 +49,19 @@ async def test_the_first_lines_of_the_readme_run(live: Live) -> None:
     assert len((await live.call("GET", "/sessions")).json()["sessions"]) == 1
 
 
+async def test_the_programs_of_the_tutorial_run(live: Live) -> None:
+    """scripts/test-tutorial runs the whole page, with a real model."""
+    first, group = programs("docs/tutorial.md", "stenograph.client")
+    for reply in ("In France.", "In Italy."):
+        live.says(reply)
+    said = await printed(live, first)
+    assert "said: In France.\nsaid: In Italy.\n<DecodedSample completed:" in said
+    for _ in range(8):
+        live.says("ab1")
+    lines = (await printed(live, group)).splitlines()
+    assert [line.split()[1:] for line in lines] == [["0.67", lines[0].split()[2]]] * 8
+
+
 def test_the_page_lists_every_option_of_a_batch() -> None:
     table = (ROOT / "docs" / "client.md").read_text().split("| option | default | meaning |")[1].split("\n\n")[0]
     listed = set(re.findall(r"`(\w+)`", "\n".join(line.split("|")[1] for line in table.splitlines() if line)))
