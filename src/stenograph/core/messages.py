@@ -5,9 +5,10 @@ Owns what a message is. Knows neither a wire format nor a template.
 
 import enum
 from array import array
+from collections.abc import Mapping
 from itertools import pairwise
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 
 class Role(enum.StrEnum):
@@ -55,6 +56,19 @@ class MediaItem(Struct, frozen=True, kw_only=True, gc=False):
 
     ref: MediaRef
     base64: bytes
+
+
+class MediaLimits(Struct, frozen=True, kw_only=True, gc=False):
+    """Limits of a request's media: the bytes of each, and their number. `fetches`: URLs of other servers are taken;
+    `fetched` are the media type and the base64 text of those fetched so far."""
+
+    max_bytes: int = 20 * 2**20
+    max_items: int = 256
+    fetches: bool = False
+    fetched: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
+
+
+MEDIA_LIMITS = MediaLimits()
 
 
 class Expansion(Struct, frozen=True, kw_only=True, gc=False):

@@ -8,7 +8,7 @@ import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
 from msgspec import Struct
@@ -24,15 +24,59 @@ from stenograph.core.chat import (
     TurnRequest,
 )
 from stenograph.core.errors import StenographError
+from stenograph.core.loaded import entry
+from stenograph.core.messages import MEDIA_LIMITS, MediaItem, MediaLimits, MediaRef, PlacedMedia
 from stenograph.core.types import SamplingParams
 
+if TYPE_CHECKING:
+    from stenograph.dialects.common.media import MediaReader
+
 Headers = Sequence[tuple[str, str]]
+
+
+class RequestMedia:
+    """The media of one request. Their reader is loaded with the first."""
+
+    __slots__ = ("_limits", "_reader")
+
+    def __init__(self, limits: MediaLimits) -> None:
+        self._limits = limits
+        self._reader: MediaReader | None = None
+
+    def __repr__(self) -> str:
+        return f"<RequestMedia {self._reader!r}>"
+
+    @property
+    def reader(self) -> "MediaReader":
+        """Reads one more."""
+        if self._reader is None:
+            self._reader = cast("MediaReader", entry("stenograph.dialects.common.media:MediaReader")(self._limits))
+        return self._reader
+
+    @property
+    def items(self) -> tuple[MediaItem, ...]:
+        """All of them, each once. Raises MediaWanted where some have to be fetched first."""
+        return () if self._reader is None else self._reader.items()
+
+
+def joined(parts: Sequence[str | MediaRef]) -> tuple[str, tuple[PlacedMedia, ...]]:
+    """The content of a message of texts and media, and the places of the media in it."""
+    texts: list[str] = []
+    media: list[PlacedMedia] = []
+    num_chars = 0
+    for part in parts:
+        if isinstance(part, MediaRef):
+            media.append(PlacedMedia(at=num_chars, ref=part))
+        else:
+            texts.append(part)
+            num_chars += len(part)
+    return "".join(texts), tuple(media)
 
 
 class Incoming(Struct, frozen=True, kw_only=True, gc=False):
     """A request as it came. `at` has the named groups of its path, `query` is the text after its question mark; the
     beginning of its body in common with `known` need not be read again. `past` are the turns of its session, None
-    without one. `headers` are raw, with names in lower case."""
+    without one. `headers` are raw, with names in lower case. `media` limits its media."""
 
     body: bytes
     at: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
@@ -40,6 +84,7 @@ class Incoming(Struct, frozen=True, kw_only=True, gc=False):
     past: PastTurns | None = None
     query: str = ""
     headers: Iterable[tuple[bytes, bytes]] = ()
+    media: MediaLimits = MEDIA_LIMITS
 
 
 Decoded = tuple[TurnRequest, bytes]

@@ -12,10 +12,11 @@ from msgspec import Raw
 
 from stenograph.core.chat import SystemBlocks
 from stenograph.core.errors import InvalidRequest, UnrenderableMessage
-from stenograph.core.messages import Message, Role, Tool, ToolCall
+from stenograph.core.messages import MediaLimits, MediaRef, Message, Role, Tool, ToolCall
 from stenograph.core.rewrites import AppliedRewrite, kept_text
 from stenograph.dialects.anthropic.fields import (
     WireBlock,
+    WireImageBlock,
     WireMessageParam,
     WireTextBlock,
     WireThinkingBlock,
@@ -24,6 +25,7 @@ from stenograph.dialects.anthropic.fields import (
     WireToolUseBlock,
 )
 from stenograph.dialects.anthropic.spelling import signed_request
+from stenograph.dialects.base import RequestMedia, joined
 from stenograph.dialects.common.json_bodies import MAX_ARGUMENTS_CHARS, MAX_PARTS, nearest, shown, type_at, unknown_role
 
 TOOL_REFERENCE = "tool-reference"
@@ -31,10 +33,12 @@ TOOL_REFERENCE = "tool-reference"
 
 _ROLES = {str(role): role for role in (Role.USER, Role.ASSISTANT, Role.SYSTEM)}
 _BLOCKS: Mapping[Role, tuple[type[WireBlock], ...]] = {
-    Role.USER: (WireTextBlock, WireToolResultBlock),
+    Role.USER: (WireTextBlock, WireImageBlock, WireToolResultBlock),
     Role.ASSISTANT: (WireTextBlock, WireThinkingBlock, WireToolUseBlock),
     Role.SYSTEM: (WireTextBlock,),
 }
+_TYPES = ("text", "image", "thinking", "tool_use", "tool_result")
+_RESULT_TYPES = ("text", "image", "tool_reference")
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
 _LIST = msgspec.json.Decoder(list[Raw])
 
@@ -65,8 +69,9 @@ class ReadMessages:
 class BlockReader:
     """Reads one request's messages; `tools` are all its declared tools, by name."""
 
-    def __init__(self, tools: Mapping[str, Tool]) -> None:
+    def __init__(self, tools: Mapping[str, Tool], limits: MediaLimits) -> None:
         self.read = ReadMessages()
+        self.media = RequestMedia(limits)
         self._tools = tools
 
     def system(self, content: str | Sequence[WireBlock] | None) -> None:
@@ -103,45 +108,67 @@ class BlockReader:
             self._prompt(role, wire.content, at)
 
     def _prompt(self, role: Role, blocks: Sequence[WireBlock], at: str) -> None:
-        """Texts and results in their order; texts without a result between them are one message."""
-        texts: list[str] = []
+        """Texts, images and results in their order; what is said without a result between is one message."""
+        said: list[str | MediaRef] = []
         start = 0
         for index, block in enumerate(blocks):
+            start = start if said else index
             if isinstance(block, WireTextBlock):
-                start = start if texts else index
-                texts.append(block.text)
+                said.append(block.text)
+            elif isinstance(block, WireImageBlock):
+                said.append(self._image(block, f"{at}/content/{index}"))
             elif isinstance(block, WireToolResultBlock):
-                self._text(role, texts, f"{at}/content/{start}")
-                texts = []
+                self._said(role, said, f"{at}/content/{start}")
+                said = []
                 self._result(block, f"{at}/content/{index}")
-        if texts or not blocks:
-            is_whole = len(texts) == len(blocks)
-            self._text(role, texts or [""], at if is_whole else f"{at}/content/{start}")
+        if said or not blocks:
+            is_whole = len(said) == len(blocks)
+            self._said(role, said or [""], at if is_whole else f"{at}/content/{start}")
 
-    def _text(self, role: Role, texts: Sequence[str], place: str) -> None:
-        if texts:
-            self.read.add(Message(role=role, content="".join(texts)), place)
+    def _said(self, role: Role, said: Sequence[str | MediaRef], place: str) -> None:
+        if said:
+            content, media = joined(said)
+            self.read.add(Message(role=role, content=content, media=media), place)
+
+    def _image(self, block: WireImageBlock, at: str) -> MediaRef:
+        source, at = block.source, f"{at}/source"
+        if source.type == "url":
+            if source.url is None:
+                raise InvalidRequest("An image's source of type 'url' needs its url.", param=f"{at}/url")
+            return self.media.reader.of_url(source.url, f"{at}/url")
+        if source.data is None or source.media_type is None:
+            missing = "data" if source.data is None else "media_type"
+            raise InvalidRequest(f"An image's source of type 'base64' needs its {missing}.", param=f"{at}/{missing}")
+        return self.media.reader.of_base64(source.data, source.media_type, f"{at}/data")
 
     def _result(self, block: WireToolResultBlock, at: str) -> None:
-        content = block.content if isinstance(block.content, str) else self._result_text(block.content or (), at)
+        said = [block.content] if isinstance(block.content, str) else self._result_parts(block.content or (), at)
         if block.is_error:
             self.read.failed.append(block.tool_use_id)
-        self.read.add(Message(role=Role.TOOL, content=content, tool_call_id=block.tool_use_id), at)
+        content, media = joined(said)
+        self.read.add(Message(role=Role.TOOL, content=content, tool_call_id=block.tool_use_id, media=media), at)
 
-    def _result_text(self, blocks: Sequence[WireTextBlock | WireToolReference], at: str) -> str:
-        """Texts joined by nothing; a reference is a line with the tool's definition."""
-        parts: list[str] = []
+    def _result_parts(
+        self, blocks: Sequence[WireTextBlock | WireImageBlock | WireToolReference], at: str
+    ) -> list[str | MediaRef]:
+        """Texts and images; a reference is a line with the tool's definition."""
+        parts: list[str | MediaRef] = []
         before = ""
         for index, block in enumerate(blocks):
+            if isinstance(block, WireImageBlock):
+                parts.append(self._image(block, f"{at}/content/{index}"))
+                before = ""
+                continue
             if isinstance(block, WireToolReference):
                 text = self._definition(block, f"{at}/content/{index}")
-                parts.append(text if before.endswith("\n") or not before else f"\n{text}")
+                text = text if before.endswith("\n") or not before else f"\n{text}"
             else:
                 text = block.text
                 was_reference = index > 0 and isinstance(blocks[index - 1], WireToolReference)
-                parts.append(f"\n{text}" if was_reference and text and not text.startswith("\n") else text)
-            before = parts[-1] or before
-        return "".join(parts)
+                text = f"\n{text}" if was_reference and text and not text.startswith("\n") else text
+            parts.append(text)
+            before = text or before
+        return parts
 
     def _definition(self, block: WireToolReference, at: str) -> str:
         tool = self._tools.get(block.tool_name)
@@ -251,7 +278,7 @@ def blame_block_type(body: bytes, error: InvalidRequest) -> None:
         case _:
             return
     kind = type_at(body, steps)
-    known = ("text", "tool_reference") if len(steps) == 6 else ("text", "thinking", "tool_use", "tool_result")
+    known = _RESULT_TYPES if len(steps) == 6 else _TYPES
     if kind is not None and kind not in known:
         raise UnrenderableMessage(
             f"A content block of type {shown(kind)} cannot be shown to the model; only {', '.join(known)} can.",

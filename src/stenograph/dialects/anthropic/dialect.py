@@ -62,7 +62,9 @@ class MessagesDialect:
     paths: tuple[str, ...] = (_TURN.pattern,)
 
     def decode(self, incoming: Incoming) -> Decoded:
-        request = decode_messages(incoming.body, unknown_fields=self.unknown_fields, headers=incoming.headers)
+        request = decode_messages(
+            incoming.body, unknown_fields=self.unknown_fields, headers=incoming.headers, media=incoming.media
+        )
         return request, request_json(MESSAGES_PATH, request.model, request.recorded, request.sent)
 
     def steps(self, incoming: Incoming) -> None:
@@ -90,7 +92,9 @@ class CountTokensDialect:
     paths: tuple[str, ...] = (_COUNT.pattern,)
 
     def decode(self, incoming: Incoming) -> ChatRequest:
-        return decode_messages(incoming.body, unknown_fields=self.unknown_fields, only_counts=True)
+        return decode_messages(
+            incoming.body, unknown_fields=self.unknown_fields, only_counts=True, media=incoming.media
+        )
 
     def counted(self, num_tokens: int) -> Body:
         body: CountedTokens = {"input_tokens": num_tokens}

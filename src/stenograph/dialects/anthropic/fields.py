@@ -61,20 +61,36 @@ class WireToolReference(msgspec.Struct, forbid_unknown_fields=True, tag_field="t
     cache_control: Unread = UNSET
 
 
+class WireImageSource(msgspec.Struct, forbid_unknown_fields=True):
+    """The bytes of an image: `data` in base64 with its `media_type`, or the `url` of a host that is fetched from."""
+
+    type: Literal["base64", "url"]
+    data: str | None = None
+    media_type: str | None = None
+    url: str | None = None
+
+
+class WireImageBlock(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="image"):
+    """An image of a user or of a tool."""
+
+    source: WireImageSource
+    cache_control: Unread = UNSET
+
+
 class WireToolResultBlock(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="tool_result"):
     """A tool's result. `is_error` is recorded: templates have no place for it."""
 
     tool_use_id: Name
-    content: str | list[WireTextBlock | WireToolReference] | None = None
+    content: str | list[WireTextBlock | WireImageBlock | WireToolReference] | None = None
     is_error: bool | None = None
     cache_control: Unread = UNSET
 
 
-WireBlock = WireTextBlock | WireThinkingBlock | WireToolUseBlock | WireToolResultBlock
+WireBlock = WireTextBlock | WireImageBlock | WireThinkingBlock | WireToolUseBlock | WireToolResultBlock
 
 
 class WireMessageParam(msgspec.Struct, forbid_unknown_fields=True):
-    """A message. A user's has text and results, an assistant's text, thinking and calls, a system's text."""
+    """A message. A user's has text, images and results, an assistant's text, thinking and calls, a system's text."""
 
     role: Annotated[str, in_schema(enum=["user", "assistant", "system"])]
     content: str | list[WireBlock]
@@ -229,6 +245,7 @@ def names_in_params(pointer: str) -> tuple[str, ...]:
                 "tool_use_id",
                 "content",
                 "is_error",
+                "source",
             )
         case _:
             return ()

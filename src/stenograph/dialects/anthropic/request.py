@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from stenograph.core.chat import ChatRequest, ReplyOptions, ToolChoice, ToolMode
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.message_json import encode_messages
-from stenograph.core.messages import Message, Role, Tool
+from stenograph.core.messages import MEDIA_LIMITS, MediaLimits, Message, Role, Tool
 from stenograph.core.rewrites import AppliedRewrite, kept_text
 from stenograph.core.types import Grammar
 from stenograph.dialects.anthropic.blocks import BlockReader, blame_block_type, check_block_count
@@ -73,11 +73,12 @@ def decode_messages(
     unknown_fields: UnknownFields = UnknownFields.REFUSE,
     only_counts: bool = False,
     headers: Iterable[tuple[bytes, bytes]] = (),
+    media: MediaLimits = MEDIA_LIMITS,
 ) -> ChatRequest:
     """Read a request. Raises InvalidJson, InvalidRequest or UnrenderableMessage, with a JSON pointer.
 
     One that `only_counts` needs no `max_tokens`, and may end with a reply. Of the `headers`, only those for choosing a
-    version of the protocol are recorded.
+    version of the protocol are recorded. `media` limits its media.
     """
     check_rest(body)
     try:
@@ -86,7 +87,7 @@ def decode_messages(
         )
         tools = [_tool(tool, index) for index, tool in enumerate(wire.tools or ())]
         by_name = {tool.name: tool for tool in tools}
-        reader = BlockReader(by_name)
+        reader = BlockReader(by_name, media)
         reader.system(wire.system)
         found = wire_messages(wire.messages, _MESSAGES, known=names_in_params, check_parts=check_block_count)
         for index, message in enumerate(found):
@@ -127,6 +128,7 @@ def decode_messages(
         recorded=recorded,
         sent=sent_sampling(wire),
         rewrites=(*_deferred(tools, shown_at), *reader.read.rewrites),
+        media=reader.media.items,
     )
 
 

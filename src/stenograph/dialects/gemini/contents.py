@@ -8,7 +8,7 @@ same with any continuation after it.
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import repeat
 from operator import is_
 
@@ -16,13 +16,15 @@ import msgspec
 
 from stenograph.core.errors import InvalidRequest, UnrenderableMessage
 from stenograph.core.json_shape import without_spaces
-from stenograph.core.messages import Message, Role, ToolCall
+from stenograph.core.messages import MEDIA_LIMITS, MediaLimits, MediaRef, Message, Role, ToolCall
 from stenograph.core.rewrites import AppliedRewrite, kept_text
+from stenograph.dialects.base import RequestMedia, joined
 from stenograph.dialects.common.json_bodies import MAX_MESSAGES, MAX_PARTS, check_arguments, shown, unknown_role
 from stenograph.dialects.common.sampling_fields import NEUTRAL
 from stenograph.dialects.common.template_input import check_json_depth
 from stenograph.dialects.gemini.fields import (
     NotShown,
+    WireBlob,
     WireContent,
     WireFunctionCall,
     WireFunctionResponse,
@@ -30,6 +32,7 @@ from stenograph.dialects.gemini.fields import (
     WireSystemInstruction,
 )
 
+_CONTENTS = ("text", "inline_data", "function_call", "function_response")
 _ROLES = {"user": Role.USER, "function": Role.USER, "model": Role.ASSISTANT}
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -90,6 +93,7 @@ class ReadContents:
     messages: list[Message] = field(default_factory=list[Message])
     pointers: list[str] = field(default_factory=list[str])
     rewrites: list[AppliedRewrite] = field(default_factory=list[AppliedRewrite])
+    media: RequestMedia = field(default_factory=partial(RequestMedia, MEDIA_LIMITS))
 
     def add(self, message: Message, at: str) -> None:
         """Add a message made of the value at a pointer."""
@@ -97,9 +101,11 @@ class ReadContents:
         self.pointers.append(at)
 
 
-def read_contents(system: WireSystemInstruction | None, contents: Iterable[WireContent]) -> ReadContents:
+def read_contents(
+    system: WireSystemInstruction | None, contents: Iterable[WireContent], limits: MediaLimits = MEDIA_LIMITS
+) -> ReadContents:
     """The messages of a request. Raises InvalidRequest or UnrenderableMessage, with a JSON pointer."""
-    read = ReadContents()
+    read = ReadContents(media=RequestMedia(limits))
     _read_system(system, read)
     num_before = len(read.messages)
     _read_messages(contents, read)
@@ -172,11 +178,13 @@ def _parts(content: WireContent, at: str) -> list[tuple[WirePart, str]]:
 
 
 def _check_part(part: WirePart, at: str) -> None:
-    """Raise for a part with anything but one text, call or result."""
+    """Raise for a part with anything but one text, image, call or result."""
     check_shown(part, at, "part")
-    given = [name for name in ("text", "function_call", "function_response") if getattr(part, name) is not None]
+    given = [name for name in _CONTENTS if getattr(part, name) is not None]
     if len(given) != 1:
-        raise InvalidRequest("A part must have exactly one of text, functionCall and functionResponse.", param=at)
+        raise InvalidRequest(
+            "A part must have exactly one of text, inlineData, functionCall and functionResponse.", param=at
+        )
 
 
 def check_shown(struct: msgspec.Struct, at: str, what: str) -> None:
@@ -188,8 +196,8 @@ def check_shown(struct: msgspec.Struct, at: str, what: str) -> None:
         value = getattr(struct, name)
         if value is not msgspec.UNSET and not _is_nothing(value):
             raise UnrenderableMessage(
-                f"A {what} with {encode_name} cannot be shown to the model; only text, functions and their results"
-                " can.",
+                f"A {what} with {encode_name} cannot be shown to the model; only text, images, functions and"
+                " their results can.",
                 param=f"{at}/{encode_name}",
             )
 
@@ -221,6 +229,8 @@ def _reply(parts: Sequence[tuple[WirePart, str]], still_open: _Open) -> Message:
     for part, at in parts:
         if part.function_response is not None:
             raise InvalidRequest("A result of a call is the user's, not the model's.", param=f"{at}/functionResponse")
+        if part.inline_data is not None:
+            raise UnrenderableMessage("An image of the model's cannot be shown to it.", param=f"{at}/inlineData")
         if part.function_call is not None:
             check_shown(part.function_call, f"{at}/functionCall", "call")
             calls.append(still_open.called(part.function_call, f"{at}/functionCall"))
@@ -238,13 +248,13 @@ def _reply(parts: Sequence[tuple[WirePart, str]], still_open: _Open) -> Message:
 
 
 def _read_said(parts: Sequence[tuple[WirePart, str]], still_open: _Open, read: ReadContents) -> None:
-    """Add the user's parts as messages: each result is one, and so are the texts between them.
+    """Add the user's parts as messages: each result is one, and so are the texts and images between them.
 
     A result already in the content, word for word, is left out: Gemini CLI sends each result twice when it resumes a
     conversation.
     """
-    texts: list[str] = []
-    texts_at = ""
+    said: list[str | MediaRef] = []
+    said_at = ""
     seen: set[tuple[str, str, bytes]] = set()
     for part, at in parts:
         if part.function_call is not None:
@@ -253,21 +263,30 @@ def _read_said(parts: Sequence[tuple[WirePart, str]], still_open: _Open, read: R
             raise InvalidRequest("A thought is the model's, not the user's.", param=f"{at}/thought")
         result = part.function_response
         if result is None:
-            texts_at = texts_at or at
-            texts.append(part.text or "")
+            said_at = said_at or at
+            said.append(part.text or "" if part.inline_data is None else _image(part.inline_data, at, read))
             continue
-        if texts_at:
-            read.add(Message(role=Role.USER, content="".join(texts)), texts_at)
-            texts, texts_at = [], ""
-        said = (result.id or "", result.name, bytes(result.response))
-        if said in seen:
-            read.rewrites.append(_left_out(said, at, number=len(read.messages) - 1))
+        if said_at:
+            _add_said(said, said_at, read)
+            said, said_at = [], ""
+        word = (result.id or "", result.name, bytes(result.response))
+        if word in seen and not result.parts:
+            read.rewrites.append(_left_out(word, at, number=len(read.messages) - 1))
             continue
-        read.add(*_result(result, f"{at}/functionResponse", still_open))
-        if result.id:
-            seen.add(said)
-    if texts_at:
-        read.add(Message(role=Role.USER, content="".join(texts)), texts_at)
+        read.add(*_result(result, f"{at}/functionResponse", still_open, read))
+        if result.id and not result.parts:
+            seen.add(word)
+    if said_at:
+        _add_said(said, said_at, read)
+
+
+def _add_said(said: Sequence[str | MediaRef], at: str, read: ReadContents) -> None:
+    content, media = joined(said)
+    read.add(Message(role=Role.USER, content=content, media=media), at)
+
+
+def _image(blob: WireBlob, at: str, read: ReadContents) -> MediaRef:
+    return read.media.reader.of_base64(blob.data, blob.mime_type, f"{at}/inlineData", is_url_safe=True)
 
 
 def _left_out(said: tuple[str, str, bytes], at: str, *, number: int) -> AppliedRewrite:
@@ -275,10 +294,19 @@ def _left_out(said: tuple[str, str, bytes], at: str, *, number: int) -> AppliedR
     return AppliedRewrite(rule=RESULT_COPY, where=f"{at}/functionResponse", before=before, after="", message=number)
 
 
-def _result(wire: WireFunctionResponse, at: str, still_open: _Open) -> tuple[Message, str]:
+def _result(wire: WireFunctionResponse, at: str, still_open: _Open, read: ReadContents) -> tuple[Message, str]:
+    """A result: its JSON, then its images."""
     check_shown(wire, at, "result")
-    content = _object_text(wire.response, f"{at}/response")
-    return Message(role=Role.TOOL, content=content, tool_call_id=still_open.answered(wire, at), name=wire.name), at
+    said: list[str | MediaRef] = [_object_text(wire.response, f"{at}/response")]
+    for index, part in enumerate(wire.parts or ()):
+        place = f"{at}/parts/{index}"
+        _check_part(part, place)
+        if part.inline_data is None:
+            raise UnrenderableMessage("A part of a result can only be an image, in inlineData.", param=place)
+        said.append(_image(part.inline_data, place, read))
+    content, media = joined(said)
+    call_id = still_open.answered(wire, at)
+    return Message(role=Role.TOOL, content=content, tool_call_id=call_id, name=wire.name, media=media), at
 
 
 def _object_text(raw: msgspec.Raw | msgspec.UnsetType, at: str) -> str:

@@ -104,6 +104,7 @@ class GeminiDialect:
             stream=method == STREAM,
             is_sse=_is_sse(incoming.query),
             unknown_fields=self.unknown_fields,
+            media=incoming.media,
         )
         path = f"/{incoming.at['version']}/models/{model}:{method}"
         return request, request_json(path, model, request.recorded, request.sent)
@@ -141,7 +142,9 @@ class GeminiCounter:
     paths: tuple[str, ...] = (_COUNT.pattern,)
 
     def decode(self, incoming: Incoming) -> ChatRequest:
-        return decode_count(incoming.body, model=incoming.at["model"], unknown_fields=self.unknown_fields)
+        return decode_count(
+            incoming.body, model=incoming.at["model"], unknown_fields=self.unknown_fields, media=incoming.media
+        )
 
     def counted(self, num_tokens: int) -> Body:
         body: TokenCount = {"totalTokens": num_tokens}

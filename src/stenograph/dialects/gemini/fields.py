@@ -30,19 +30,27 @@ class WireFunctionCall(msgspec.Struct, forbid_unknown_fields=True, rename="camel
     will_continue: NotShown = UNSET
 
 
+class WireBlob(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
+    """The bytes of an image, in base64."""
+
+    mime_type: str
+    data: str
+    display_name: Unread = UNSET
+
+
 class WireFunctionResponse(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
-    """The result of a call. Without an `id` it answers the first open call of its name."""
+    """The result of a call. Without an `id` it answers the first open call of its name. Its `parts` are images."""
 
     name: Name
     response: Response
     id: str | None = None
     will_continue: NotShown = UNSET
     scheduling: NotShown = UNSET
-    parts: NotShown = UNSET
+    parts: "list[WirePart] | None" = None
 
 
 class WirePart(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
-    """A part of a content: a text, a call or a result. `thought` says that the text is reasoning."""
+    """A part of a content: a text, an image, a call or a result. `thought` says that the text is reasoning."""
 
     text: str | None = None
     thought: bool | None = None
@@ -50,7 +58,7 @@ class WirePart(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
     function_response: WireFunctionResponse | None = None
     thought_signature: Unread = UNSET
     part_metadata: Unread = UNSET
-    inline_data: NotShown = UNSET
+    inline_data: WireBlob | None = None
     file_data: NotShown = UNSET
     executable_code: NotShown = UNSET
     code_execution_result: NotShown = UNSET
@@ -223,6 +231,7 @@ STRUCT_AT: dict[str, type[msgspec.Struct]] = {
     "systemInstruction": WireSystemInstruction,
     "contents": WireContent,
     "parts": WirePart,
+    "inlineData": WireBlob,
     "functionCall": WireFunctionCall,
     "functionResponse": WireFunctionResponse,
     "tools": WireGeminiTool,

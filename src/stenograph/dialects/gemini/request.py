@@ -13,7 +13,7 @@ from msgspec import Raw
 from stenograph.core.chat import ChatRequest, ReplyOptions, ToolChoice, ToolMode
 from stenograph.core.errors import CallerError, InvalidRequest
 from stenograph.core.message_json import encode_messages
-from stenograph.core.messages import Tool
+from stenograph.core.messages import MEDIA_LIMITS, MediaLimits, Tool
 from stenograph.core.types import Grammar, GrammarKind, ParamOutOfRange, SamplingParams
 from stenograph.dialects.common.json_bodies import check_rest, decode_json, shown, wire_messages
 from stenograph.dialects.common.sampling_fields import NEUTRAL, FieldRules
@@ -49,10 +49,17 @@ _HOW_TO_RECORD = "A server that is started with --unknown-fields record takes su
 
 
 def decode_gemini(
-    body: bytes, *, model: str, stream: bool, is_sse: bool, unknown_fields: UnknownFields = UnknownFields.REFUSE
+    body: bytes,
+    *,
+    model: str,
+    stream: bool = False,
+    is_sse: bool = False,
+    unknown_fields: UnknownFields = UnknownFields.REFUSE,
+    media: MediaLimits = MEDIA_LIMITS,
 ) -> ChatRequest:
-    """Read a request. Raises InvalidJson, InvalidRequest or UnrenderableMessage, with a JSON pointer."""
-    read = _read(body, unknown_fields)
+    """Read a request; `media` limits its media. Raises InvalidJson, InvalidRequest or UnrenderableMessage, with a JSON
+    pointer."""
+    read = _read(body, unknown_fields, media)
     wire = read.wire
     config = wire.generation_config or WireGenerationConfig()
     found = read.contents
@@ -80,10 +87,17 @@ def decode_gemini(
         recorded=read.recorded,
         sent=read.sent,
         rewrites=tuple(found.rewrites),
+        media=found.media.items,
     )
 
 
-def decode_count(body: bytes, *, model: str, unknown_fields: UnknownFields = UnknownFields.REFUSE) -> ChatRequest:
+def decode_count(
+    body: bytes,
+    *,
+    model: str,
+    unknown_fields: UnknownFields = UnknownFields.REFUSE,
+    media: MediaLimits = MEDIA_LIMITS,
+) -> ChatRequest:
     """Read a request to count: contents alone, or a whole `generateContentRequest`. Raises as `decode_gemini`.
 
     Pointers are into the client's body.
@@ -91,7 +105,7 @@ def decode_count(body: bytes, *, model: str, unknown_fields: UnknownFields = Unk
     sent = _camel_fields(body)
     whole = sent.get("generateContentRequest")
     if whole is None or bytes(whole) == b"null":
-        return decode_gemini(body, model=model, stream=False, is_sse=False, unknown_fields=unknown_fields)
+        return decode_gemini(body, model=model, unknown_fields=unknown_fields, media=media)
     if len(sent) > 1:
         raise InvalidRequest(
             "generateContentRequest is a whole request: send it alone, or send its fields without it.",
@@ -101,7 +115,7 @@ def decode_count(body: bytes, *, model: str, unknown_fields: UnknownFields = Unk
         # Within a counted request the model is named again.
         fields = decode_json(bytes(whole), _OBJECT)
         inner = msgspec.json.encode({name: raw for name, raw in fields.items() if name != "model"})
-        return decode_gemini(inner, model=model, stream=False, is_sse=False, unknown_fields=unknown_fields)
+        return decode_gemini(inner, model=model, unknown_fields=unknown_fields, media=media)
     except CallerError as error:
         error.param = f"/generateContentRequest{error.param or ''}"
         raise
@@ -116,12 +130,12 @@ class _ReadRequest(NamedTuple):
     sent: dict[str, str]
 
 
-def _read(body: bytes, unknown_fields: UnknownFields) -> _ReadRequest:
+def _read(body: bytes, unknown_fields: UnknownFields, media: MediaLimits) -> _ReadRequest:
     extra: dict[str, str] = {}
     if unknown_fields is UnknownFields.RECORD:
         body, extra = _without_unknown(body)
     check_rest(body, "contents")
-    wire, contents = _decoded(body)
+    wire, contents = _decoded(body, media)
     _check_refused(wire, GEMINI_FIELDS, "")
     config = wire.generation_config
     if config is not None:
@@ -135,16 +149,16 @@ def _read(body: bytes, unknown_fields: UnknownFields) -> _ReadRequest:
     return _ReadRequest(wire, contents, {**recorded, **extra}, sent)
 
 
-def _decoded(body: bytes) -> tuple[WireGenerateRequest, ReadContents]:
+def _decoded(body: bytes, media: MediaLimits) -> tuple[WireGenerateRequest, ReadContents]:
     """The fields of a body, and its contents as messages."""
     try:
         wire = decode_json(body, _REQUEST, known=names_at)
         found = wire_messages(wire.contents, _CONTENTS, known=names_at, check_parts=check_part_count, at="/contents")
-        return wire, read_contents(wire.system_instruction, found)
+        return wire, read_contents(wire.system_instruction, found, media)
     except InvalidRequest as error:
         field = _unknown_field(error)
         if "_" in field and (respelled := in_camel_case(body)) != body:
-            return _decoded(respelled)
+            return _decoded(respelled, media)
         if field and (error.param or "") in (f"/{field}", f"{_CONFIG}/{field}"):
             raise InvalidRequest(f"{error} {_HOW_TO_RECORD}", param=error.param) from error
         raise

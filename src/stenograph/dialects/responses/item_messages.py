@@ -13,7 +13,8 @@ from msgspec import Raw
 
 from stenograph.core.chat import PastTurns
 from stenograph.core.errors import InvalidRequest
-from stenograph.core.messages import Message, Role, ToolCall
+from stenograph.core.messages import MEDIA_LIMITS, MediaLimits, MediaRef, Message, Role, ToolCall
+from stenograph.dialects.base import RequestMedia, joined
 from stenograph.dialects.common.json_bodies import (
     MAX_PARTS,
     MAX_REST_BYTES,
@@ -35,6 +36,7 @@ from stenograph.dialects.responses.items import (
     SearchCallItem,
     SearchOutputItem,
     read_items,
+    said_of,
     text_of,
 )
 from stenograph.dialects.responses.tools import INPUT, SEARCH, ShownTool, flat_name, found_tools
@@ -93,13 +95,19 @@ class ItemMessages:
     It begins with those of `before`, of the earlier response. `past` are the turns of the session, None without one.
     """
 
-    def __init__(self, past: PastTurns | None = None, before: Sequence[Message] = ()) -> None:
+    def __init__(
+        self,
+        past: PastTurns | None = None,
+        before: Sequence[Message] = (),
+        limits: MediaLimits = MEDIA_LIMITS,
+    ) -> None:
         self.messages: list[Message] = list(before)
         self.places: list[MessagePlace] = [MessagePlace(_BEFORE, _BEFORE, _BEFORE)] * len(before)
         self.found: dict[str, ShownTool] = {}
         """The tools found by searches, by name."""
         self.turns: set[str] = set()
         """The turns named by ids of items."""
+        self.media = RequestMedia(limits)
         self._past = past
         self._num_referred_chars = 0
         self._num_found_bytes = 0
@@ -110,17 +118,20 @@ class ItemMessages:
         """Read `input`. Raises InvalidRequest or UnrenderableMessage, with a JSON pointer."""
         at = "/input"
         if bytes(memoryview(wire)[:1]) == b'"':
-            self.add(Role.USER, decode_part(wire, _TEXT, at=at), MessagePlace(at, at, at))
+            self.add(Role.USER, (decode_part(wire, _TEXT, at=at),), MessagePlace(at, at, at))
             return
         for item, place in read_items(wire, at):
             self._take(item, place)
         self.end()
 
-    def add(self, role: Role, content: str, place: MessagePlace, *, call_id: str | None = None) -> None:
+    def add(
+        self, role: Role, said: Sequence[str | MediaRef], place: MessagePlace, *, call_id: str | None = None
+    ) -> None:
         """Add a message other than a reply."""
         self.end()
         self._is_leading &= role in _LEADING
-        self.messages.append(Message(role=role, content=content, tool_call_id=call_id))
+        content, media = joined(said)
+        self.messages.append(Message(role=role, content=content, tool_call_id=call_id, media=media))
         self.places.append(place)
 
     def end(self) -> None:
@@ -141,7 +152,8 @@ class ItemMessages:
                 self._add_call(item.id, item.call_id, flat_name(item.name, item.namespace), item.arguments, at)
             case CallOutputItem():
                 place = MessagePlace(at, f"{at}/type", f"{at}/output")
-                self.add(Role.TOOL, text_of(item.output, f"{at}/output"), place, call_id=item.call_id or None)
+                said = said_of(item.output, f"{at}/output", self.media)
+                self.add(Role.TOOL, said, place, call_id=item.call_id or None)
             case CustomCallItem():
                 check_arguments(item.input, f"{at}/input")
                 arguments = msgspec.json.encode({INPUT: item.input}).decode()
@@ -159,19 +171,22 @@ class ItemMessages:
         role = _ROLES.get(item.role)
         if role is None:
             raise unknown_role(item.role, _ROLES, at)
-        text = text_of(item.content, f"{at}/content")
         if role is Role.ASSISTANT:
-            self._reply(item.id, at).say(text)
+            self._reply(item.id, at).say(text_of(item.content, f"{at}/content"))
             return
+        if role is Role.USER:
+            said = said_of(item.content, f"{at}/content", self.media)
+        else:
+            said = (text_of(item.content, f"{at}/content"),)
         if role is Role.DEVELOPER and not (self._is_leading and self._open is None):
             role = Role.SYSTEM
-        self.add(role, text, MessagePlace(at, f"{at}/role", f"{at}/content"))
+        self.add(role, said, MessagePlace(at, f"{at}/role", f"{at}/content"))
 
     def _take_reasoning(self, item: ReasoningItem, at: str) -> None:
         text = text_of(item.content, f"{at}/content", REASONING_TYPES)
         summary = item.summary or ()
         text_of(item.summary, f"{at}/summary", REASONING_TYPES)
-        text = text or "\n\n".join([part.text for part in summary])
+        text = text or "\n\n".join([part.text or "" for part in summary])
         named = turn_of_sealed(item.encrypted_content)
         known = item_id(item.id)
         turn = named if known is None else known.turn
@@ -195,7 +210,7 @@ class ItemMessages:
         self.found.update({one.tool.name: one for one in found_tools(item.tools, f"{at}/tools")})
         text = (b"[" + b",".join(item.tools) + b"]").decode()
         place = MessagePlace(at, f"{at}/type", f"{at}/tools")
-        self.add(Role.TOOL, text, place, call_id=item.call_id or None)
+        self.add(Role.TOOL, (text,), place, call_id=item.call_id or None)
 
     def _take_reference(self, head: ReferenceItem, at: str) -> None:
         if head.id is None:

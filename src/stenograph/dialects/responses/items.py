@@ -5,11 +5,14 @@ malformed ones each by itself, for an error that points at it. Messages are item
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Annotated
 
 import msgspec
 from msgspec import UNSET, Raw
 
 from stenograph.core.errors import InvalidRequest, UnrenderableMessage
+from stenograph.core.messages import MediaRef
+from stenograph.dialects.base import RequestMedia
 from stenograph.dialects.common.json_bodies import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -19,15 +22,19 @@ from stenograph.dialects.common.json_bodies import (
     portions,
     shown,
 )
-from stenograph.dialects.common.sampling_fields import Unread
+from stenograph.dialects.common.sampling import is_given
+from stenograph.dialects.common.sampling_fields import Unread, in_schema
 from stenograph.dialects.responses.tools import ToolName
 
 
 class ItemPart(msgspec.Struct, forbid_unknown_fields=True):
-    """A part of an item's text. Fields that only decorate it are dropped."""
+    """A text, or an image: a data URI, or a URL of a host that is fetched from. What only decorates it is dropped."""
 
     type: str
-    text: str
+    text: str | None = None
+    image_url: str | None = None
+    file_id: Annotated[Unread, in_schema(type="null")] = UNSET
+    detail: Unread = UNSET
     annotations: Unread = UNSET
     logprobs: Unread = UNSET
     parsed: Unread = UNSET
@@ -157,6 +164,8 @@ class PartType(msgspec.Struct):
 
 
 TEXT_TYPES = ("input_text", "output_text", "text")
+IMAGE = "input_image"
+SHOWN_TYPES = (*TEXT_TYPES, IMAGE)
 REASONING_TYPES = ("reasoning_text", "summary_text", "text")
 KINDS: tuple[type[InputItem], ...] = (
     MessageItem, ReasoningItem, FunctionCallItem, CustomCallItem, SearchCallItem, CallOutputItem, CustomOutputItem,
@@ -210,7 +219,7 @@ def _decoded(raw: Raw, at: str) -> InputItem:
     if head.type is None:  # null is the same as nothing
         members = {key: value for key, value in decode_part(raw, _OBJECT, at=at).items() if key != "type"}
         raw = Raw(msgspec.json.encode(members))
-    _check_lists(raw, REASONING_TYPES if kind is ReasoningItem else TEXT_TYPES, at)
+    _check_lists(raw, REASONING_TYPES if kind is ReasoningItem else SHOWN_TYPES, at)
 
     def known(pointer: str) -> Sequence[str]:
         return (kind if pointer == at else ItemPart).__struct_encode_fields__
@@ -236,16 +245,42 @@ def check_part(part: PartType | ItemPart, types: Sequence[str], at: str) -> None
     """Raise UnrenderableMessage for a part of none of these types."""
     if part.type not in types:
         raise UnrenderableMessage(
-            f"A content part of type {shown(part.type)} cannot be shown to the model; only text can.",
+            f"A content part of type {shown(part.type)} cannot be shown to the model; only"
+            f" {'text and images' if IMAGE in types else 'text'} can.",
             param=f"{at}/type",
         )
 
 
 def text_of(text: ItemText, at: str, types: Sequence[str] = TEXT_TYPES) -> str:
-    """The text of an item, at this pointer. Raises UnrenderableMessage."""
+    """The text of an item, at this pointer. Raises UnrenderableMessage or InvalidRequest."""
     if text is None or isinstance(text, str):
         return text or ""
-    for index, part in enumerate(text):
-        if part.type not in types:
-            check_part(part, types, f"{at}/{index}")
-    return "".join([part.text for part in text])
+    return "".join([_text(part, f"{at}/{index}", types) for index, part in enumerate(text)])
+
+
+def said_of(text: ItemText, at: str, media: RequestMedia) -> Sequence[str | MediaRef]:
+    """The texts and images of an item. Raises as `text_of`."""
+    if text is None or isinstance(text, str):
+        return (text or "",)
+    return [
+        _text(part, f"{at}/{index}", SHOWN_TYPES) if part.type != IMAGE else _image(part, f"{at}/{index}", media)
+        for index, part in enumerate(text)
+    ]
+
+
+def _text(part: ItemPart, at: str, types: Sequence[str]) -> str:
+    check_part(part, types, at)
+    if part.text is None:
+        raise InvalidRequest("Required field 'text' is missing.", param=f"{at}/text")
+    for name, value in (("image_url", part.image_url), ("file_id", part.file_id), ("detail", part.detail)):
+        if value is not None and is_given(value):
+            raise InvalidRequest(f"A text part cannot have {name}.", param=f"{at}/{name}")
+    return part.text
+
+
+def _image(part: ItemPart, at: str, media: RequestMedia) -> MediaRef:
+    if part.image_url is None or is_given(part.file_id):
+        raise InvalidRequest("An input_image needs its image_url: this server keeps no files.", param=f"{at}/image_url")
+    if part.text is not None:
+        raise InvalidRequest("An image cannot have text.", param=f"{at}/text")
+    return media.reader.of_url(part.image_url, f"{at}/image_url")

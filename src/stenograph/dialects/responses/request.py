@@ -72,7 +72,7 @@ def decode_response(incoming: Incoming, *, unknown_fields: UnknownFields = Unkno
     check_rest(incoming.body, "input", called="input")
     wire, recorded = decode_fields(incoming.body, _REQUEST, RESPONSES_FIELDS, unknown_fields)
     tools = decode_tools(wire.tools)
-    conversation = _conversation(wire, incoming.past)
+    conversation = _conversation(wire, incoming)
     names = {one.tool.name for one in tools.shown}
     late = [one for name, one in conversation.found.items() if name not in names]
     callable_tools = (*tools.shown, *late)
@@ -114,6 +114,7 @@ def decode_response(incoming: Incoming, *, unknown_fields: UnknownFields = Unkno
         said=said,
         takes_echo=True,
         replies_of=frozenset(conversation.turns),
+        media=conversation.media.items,
     )
     return DecodedResponse(request, _kept(request, form))
 
@@ -148,13 +149,13 @@ def _kept(request: ChatRequest, form: ReplyForm) -> bytes:
     return kept[:-1] + b',"wire":' + msgspec.json.encode(form) + b"}"
 
 
-def _conversation(wire: WireResponsesRequest, past: PastTurns | None) -> ItemMessages:
+def _conversation(wire: WireResponsesRequest, incoming: Incoming) -> ItemMessages:
     """The messages: instructions, the line of the response before, the items."""
-    before = _line_before(wire.previous_response_id, past)
-    if wire.instructions is None:
-        conversation = ItemMessages(past, before)
-    else:
-        conversation = ItemMessages(past, (Message(role=Role.SYSTEM, content=wire.instructions), *before))
+    before = _line_before(wire.previous_response_id, incoming.past)
+    if wire.instructions is not None:
+        before = (Message(role=Role.SYSTEM, content=wire.instructions), *before)
+    conversation = ItemMessages(incoming.past, before, limits=incoming.media)
+    if wire.instructions is not None:
         conversation.places[0] = MessagePlace("/instructions", "/instructions", "/instructions")
     conversation.read(wire.input)
     if len(conversation.messages) > MAX_MESSAGES:

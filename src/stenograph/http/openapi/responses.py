@@ -5,7 +5,15 @@ A request's input and tools are bytes in its struct, decoded one by one; here ea
 
 from collections.abc import Sequence
 
-from stenograph.dialects.responses.items import KINDS, REASONING_TYPES, TEXT_TYPES, ItemPart, MessageItem, ReferenceItem
+from stenograph.dialects.responses.items import (
+    IMAGE,
+    KINDS,
+    REASONING_TYPES,
+    TEXT_TYPES,
+    ItemPart,
+    MessageItem,
+    ReferenceItem,
+)
 from stenograph.dialects.responses.reply import (
     CustomCallOutput,
     FunctionCallOutput,
@@ -100,10 +108,14 @@ def _describe_tools(schemas: dict[str, Schema]) -> None:
 
 
 def _text(types: Sequence[str]) -> Schema:
-    """A text: a string, or parts; null is none."""
-    return {"anyOf": [{"type": "string"}, _parts(types), _NULL]}
+    """A text: a string, or parts, some of them images; null is none."""
+    return {"anyOf": [{"type": "string"}, _parts(types, image=True), _NULL]}
 
 
-def _parts(types: Sequence[str]) -> Schema:
-    part: Schema = {"allOf": [{"$ref": ref(ItemPart)}, {"properties": {"type": {"enum": list(types)}}}]}
-    return {"type": "array", "items": part}
+def _parts(types: Sequence[str], *, image: bool = False) -> Schema:
+    text: Schema = {"properties": {"type": {"enum": list(types)}, "text": {"type": "string"}}, "required": ["text"]}
+    kinds = [{**text, "not": {"required": ["image_url"]}}]
+    if image:
+        url = {"type": "string", "pattern": "^([Dd][Aa][Tt][Aa]:|[Hh][Tt][Tt][Pp][Ss]?://)"}
+        kinds.append({"properties": {"type": {"const": IMAGE}, "image_url": url}, "required": ["image_url"]})
+    return {"type": "array", "items": {"allOf": [{"$ref": ref(ItemPart)}, {"anyOf": kinds}]}}

@@ -220,12 +220,12 @@ def test_errors_of_new_results_are_recorded() -> None:
         ({"messages": [{"role": "usr", "content": "x"}]}, InvalidRequest, "/messages/0/role"),
         ({"messages": [{"role": "user"}]}, InvalidRequest, "/messages/0/content"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "document"}]}]},
             UnrenderableMessage,
             "/messages/0/content/0/type",
         ),
         (
-            {"messages": [{"role": "user", "content": [result("1", [{"type": "image", "source": {}}])]}]},
+            {"messages": [{"role": "user", "content": [result("1", [{"type": "document", "source": {}}])]}]},
             UnrenderableMessage,
             "/messages/0/content/0/content/0/type",
         ),
@@ -242,7 +242,7 @@ def test_errors_of_new_results_are_recorded() -> None:
             InvalidRequest,
             "/messages/0/content/0/cache_contrl",
         ),
-        ({"system": [{"type": "image"}]}, UnrenderableMessage, "/system/0/type"),
+        ({"system": [{"type": "document"}]}, UnrenderableMessage, "/system/0/type"),
         ({"system": [use("1")]}, InvalidRequest, "/system/0/type"),
         (
             {"tools": [TOOL, {"type": "web_search_20250305", "name": "w", "max_uses": 2}]},

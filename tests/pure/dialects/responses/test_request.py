@@ -149,7 +149,7 @@ def test_a_bare_message_needs_no_type() -> None:
 @pytest.mark.parametrize(
     ("item", "kind", "param"),
     [
-        ({"role": "user", "content": [{"type": "input_image"}]}, UnrenderableMessage, "/content/0/type"),
+        ({"role": "user", "content": [{"type": "input_file"}]}, UnrenderableMessage, "/content/0/type"),
         ({"role": "assistant", "content": [{"type": "refusal"}]}, UnrenderableMessage, "/content/0/type"),
         ({"type": "message", "role": "use", "content": "x"}, InvalidRequest, "/role"),
         ({"type": "message", "role": "user", "content": "x", "statuss": 1}, InvalidRequest, "/statuss"),

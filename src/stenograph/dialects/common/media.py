@@ -1,0 +1,105 @@
+"""The media of one request: data URIs and base64, held to the request's limits and hashed. Pure; loaded with media.
+
+Nothing is decoded as an image here: the engine does that, in its own process. A hash is always our own.
+"""
+
+import re
+from collections.abc import Sequence
+
+from stenograph.core.base64_text import measured
+from stenograph.core.errors import InvalidRequest, UnrenderableMessage
+from stenograph.core.messages import MediaItem, MediaKind, MediaLimits, MediaRef
+from stenograph.dialects.common.json_bodies import shown
+
+IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
+"""Types of images taken by every engine's image library."""
+
+_OTHER_NAMES = {"image/jpg": "image/jpeg", "image/pjpeg": "image/jpeg"}
+_DATA_URI = re.compile(r"data:(?P<type>[^;,]*)(?P<more>(?:;[^;,]*)*),", re.IGNORECASE)
+_REMOTE = re.compile(r"https?://", re.IGNORECASE)
+_URL_SAFE = bytes.maketrans(b"-_", b"+/")
+
+
+class MediaWanted(Exception):
+    """The media behind these URLs, each once, have to be fetched before the request is read again."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        super().__init__(f"{len(urls)} media are to be fetched")
+        self.urls = tuple(urls)
+
+
+class MediaReader:
+    """Reads the media of one request, in the order of its messages."""
+
+    def __init__(self, limits: MediaLimits) -> None:
+        self._limits = limits
+        self._items: dict[str, MediaItem] = {}
+        self._num = 0
+        self._wanted: dict[str, None] = {}
+
+    def __repr__(self) -> str:
+        return f"<MediaReader {self._num} media>"
+
+    def items(self) -> tuple[MediaItem, ...]:
+        """All media, each once. Raises MediaWanted where some have to be fetched first."""
+        if self._wanted:
+            raise MediaWanted(tuple(self._wanted))
+        return tuple(self._items.values())
+
+    def of_url(self, url: str, at: str) -> MediaRef:
+        """The image behind a URL at this pointer. Raises InvalidRequest or UnrenderableMessage."""
+        head = _DATA_URI.match(url)
+        if head is not None:
+            if head["more"].rpartition(";")[2].strip().lower() != "base64":
+                raise InvalidRequest("A data URI of an image must be base64: data:image/png;base64,…", param=at)
+            return self.of_base64(url[head.end() :], head["type"], at)
+        if _REMOTE.match(url) is None:
+            raise InvalidRequest(f"An image is a data URI or an http URL, not {shown(url)}.", param=at)
+        if not self._limits.fetches:
+            raise InvalidRequest(
+                "This server fetches no media by URL: send the image as a data URI (data:image/png;base64,…), or start"
+                " the server with --fetch-media and the URL's host.",
+                param=at,
+            )
+        fetched = self._limits.fetched.get(url)
+        if fetched is None:
+            self._wanted[url] = None
+            self._count(at)
+            return MediaRef(sha256="", kind=MediaKind.IMAGE, media_type="", num_bytes=0)
+        return self.of_base64(fetched[1], fetched[0], at)
+
+    def of_base64(self, text: str, media_type: str, at: str, *, is_url_safe: bool = False) -> MediaRef:
+        """The image of a base64 text. `is_url_safe`: the URL's alphabet is taken too, and no padding. Raises as
+        `of_url`."""
+        name = media_type.strip().lower()
+        name = _OTHER_NAMES.get(name, name)
+        if name not in IMAGE_TYPES:
+            raise UnrenderableMessage(
+                f"Media of type {shown(media_type)} cannot be shown to the model; only {', '.join(IMAGE_TYPES)} can.",
+                param=at,
+            )
+        self._count(at)
+        most = self._limits.max_bytes
+        if len(text) > (most + 2) // 3 * 4:
+            raise InvalidRequest(
+                f"An image has at most {most} bytes (--max-media-bytes), this one about {len(text) // 4 * 3}.", param=at
+            )
+        try:
+            base64 = text.encode("ascii")
+            if is_url_safe:
+                base64 = base64.translate(_URL_SAFE) + b"=" * (-len(base64) % 4)
+            sha256, num_bytes = measured(base64)
+        except ValueError as error:
+            raise InvalidRequest(f"The image is not base64: {error}.", param=at) from error
+        if not num_bytes:
+            raise InvalidRequest("The image is empty.", param=at)
+        ref = MediaRef(sha256=sha256, kind=MediaKind.IMAGE, media_type=name, num_bytes=num_bytes)
+        self._items.setdefault(sha256, MediaItem(ref=ref, base64=base64))
+        return ref
+
+    def _count(self, at: str) -> None:
+        self._num += 1
+        if self._num > self._limits.max_items:
+            raise InvalidRequest(
+                f"A request has at most {self._limits.max_items} images (--max-media-items).", param=at
+            )
