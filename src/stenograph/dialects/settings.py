@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from stenograph.core.kinds import ReplyMode
-from stenograph.core.settings import Section, choice, setting, texts
+from stenograph.core.settings import Section, choice, setting, texts, whole_number
 
 
 class DialectKind(enum.StrEnum):
@@ -19,6 +19,7 @@ class DialectKind(enum.StrEnum):
 
 
 _KINDS = tuple(DialectKind)
+HOSTS = texts(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:]+", "host names or addresses, without a port", normalize=str.lower)
 
 
 class UnknownFields(enum.StrEnum):
@@ -52,4 +53,17 @@ class DialectSettings:
     )
     unknown_fields: UnknownFields = setting(
         UnknownFields.REFUSE, choice(UnknownFields), "Refuse a request's unknown fields, or only record them."
+    )
+    max_media_bytes: int = setting(
+        20 * 2**20, whole_number(1), "Largest image that a request may have.", unit="bytes", section=Section.LIMITS
+    )
+    max_media_items: int = setting(
+        256, whole_number(1), "Images that the messages of one request may have.", unit="images"
+    )
+    fetch_media: tuple[str, ...] = setting(
+        (),
+        HOSTS,
+        "A host from which images named by URL are fetched; repeatable like `--api-key`.",
+        shown="none: images come in the request",
+        section=Section.SECURITY,
     )

@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from stenograph.core.chat import ChatRequest, Spelling
 from stenograph.core.errors import StenographError
+from stenograph.core.messages import MediaLimits
 from stenograph.dialects.base import CountDialect, Incoming
 from stenograph.http.part import Core
 from stenograph.http.turn_route import DECODED_OFF_LOOP_BYTES, RequestPath, client_name, sought_headers
@@ -28,6 +29,7 @@ class CountRoute:
     core: Core
     body_slots: BodySlots
     sought_headers: frozenset[bytes]
+    media: MediaLimits
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, path: RequestPath) -> None:
         """Serve one request to `path`."""
@@ -43,7 +45,7 @@ class CountRoute:
             body = await read_json(
                 scope, receive, max_bytes=self.core.settings.max_body_bytes, body_slots=self.body_slots
             )
-            request = await self._decode(Incoming(body=body, at=path.at))
+            request = await self._decode(Incoming(body=body, at=path.at, media=self.media))
             spelling = request.spelling
             headers = sought_headers(headers_of(scope), self.sought_headers)
             caller = Caller(name=name, path=path.route, headers=headers, row=row)

@@ -2,7 +2,10 @@
 
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from stenograph.core.loaded import entry
+from stenograph.core.messages import MediaLimits
 from stenograph.dialects.base import Spoken
 from stenograph.dialects.settings import DialectKind
 from stenograph.http.count_route import CountRoute
@@ -38,13 +41,17 @@ def spoken_by(settings: Settings, renderer: Renderer, model: str) -> Spoken:
 
 def turn_routes(core: Core, body_slots: BodySlots) -> list[TurnRoute | CountRoute]:
     """The routes of the dialects: for turns, and for counts alone."""
-    sought = frozenset(name.encode() for name in core.services.kind_rules.headers)
+    sought, settings = frozenset(name.encode() for name in core.services.kind_rules.headers), core.settings
+    media = MediaLimits(
+        max_bytes=settings.max_media_bytes, max_items=settings.max_media_items, fetches=bool(settings.fetch_media)
+    )
     turns = [
-        TurnRoute(dialect=dialect, core=core, body_slots=body_slots, sought_headers=sought)
+        TurnRoute(dialect=dialect, core=core, body_slots=body_slots, sought_headers=sought, media=media)
         for dialect in core.spoken.turns
     ]
+    held = replace(media, fetches=False)
     counts = [
-        CountRoute(dialect=dialect, core=core, body_slots=body_slots, sought_headers=sought)
+        CountRoute(dialect=dialect, core=core, body_slots=body_slots, sought_headers=sought, media=held)
         for dialect in core.spoken.counters
     ]
     return [*turns, *counts]

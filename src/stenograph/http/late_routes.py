@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from stenograph.core.loaded import entry
 from stenograph.http.bulk_parts import OwnParts
 from stenograph.http.bulk_routes import BulkRoutes
+from stenograph.http.media_route import MediaRoute
 from stenograph.http.part import Core, Part
 from stenograph.http.route import Route
 from stenograph.http.route_table import rows
@@ -39,7 +40,8 @@ class Late:
 
     def own_groups(self) -> Sequence[object]:
         """The objects of the classes with the core's rows."""
-        groups = (BulkRoutes(sessions=self.sessions, parts=self.all_parts), WasteRoute(sessions=self.sessions))
+        media = MediaRoute(authenticator=self.core.authenticator)
+        groups = (BulkRoutes(sessions=self.sessions, parts=self.all_parts), WasteRoute(sessions=self.sessions), media)
         held = self.core.spoken.held
         if held is None:
             return (*groups, self.sessions)

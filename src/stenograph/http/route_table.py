@@ -13,6 +13,7 @@ GROUPS = (
     "stenograph.http.bulk_routes:BulkRoutes",
     "stenograph.http.waste_route:WasteRoute",
     "stenograph.http.session_routes:SessionRoutes",
+    "stenograph.http.media_route:MediaRoute",
 )
 
 

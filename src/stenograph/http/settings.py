@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from stenograph.core.settings import Section, seconds, setting, text, texts, whole_number
-from stenograph.dialects.settings import DialectSettings
+from stenograph.dialects.settings import HOSTS, DialectSettings
 from stenograph.engine.settings import EngineSettings
 from stenograph.model.settings import ModelSettings
 from stenograph.offload.settings import OffloadSettings
@@ -19,7 +19,6 @@ PATHS = texts(
     "paths like v1/models, without a slash before or after",
     may_be_empty=True,
 )
-HOSTS = texts(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:]+", "host names or addresses, without a port", normalize=str.lower)
 ORIGINS = texts(
     r"[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#@,*]+",
     "origins like https://example.org, without a path",

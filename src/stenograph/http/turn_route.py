@@ -15,6 +15,8 @@ from starlette.types import Receive, Scope, Send
 from stenograph.core.chat import Remaining, Spelling, StreamPiece
 from stenograph.core.errors import StenographError
 from stenograph.core.kinds import Compat
+from stenograph.core.loaded import entry
+from stenograph.core.messages import MEDIA_LIMITS, MediaLimits
 from stenograph.core.stages import Stage, StageTimes
 from stenograph.dialects.base import Decoded, Dialect, Incoming, StreamWriter
 from stenograph.dialects.common.errors import refusal_in_miles
@@ -75,6 +77,7 @@ class TurnRoute:
     core: Core
     body_slots: BodySlots
     sought_headers: frozenset[bytes]
+    media: MediaLimits = MEDIA_LIMITS
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, path: RequestPath) -> None:
         """Serve one request to `path`."""
@@ -133,13 +136,13 @@ class TurnRoute:
                 past=None if session is None else session.strands,
                 query=scope["query_string"].decode("latin-1"),
                 headers=scope["headers"],
+                media=self.media,
             )
-            num_known = max((one.text_print.length for one in known), default=0)
-            if len(body) - num_known < DECODED_OFF_LOOP_BYTES:
-                decoded = self.dialect.decode(incoming)
+            if self.media.fetches:
+                fetcher = entry("stenograph.http.fetch_media:MediaFetcher")(self.core.settings.fetch_media)
+                decoded = await fetcher.decoded(self._decoded, incoming)
             else:
-                async with self.body_slots.decoding():
-                    decoded = await self._decode_large(incoming)
+                decoded = await self._decoded(incoming)
             reading.spelling = decoded[0].spelling
             if decoded[0].routing is not None or RANK_HEADER in headers:
                 decoded = with_hints(decoded, scope, self.core.authenticator, self.core.services.engine.capabilities)
@@ -151,6 +154,13 @@ class TurnRoute:
                 trace=path.trace,
             )
             return self.core.authenticator.manager.begin(admitted, decoded, caller)
+
+    async def _decoded(self, incoming: Incoming) -> Decoded:
+        num_known = max((one.text_print.length for one in incoming.known), default=0)
+        if len(incoming.body) - num_known < DECODED_OFF_LOOP_BYTES:
+            return self.dialect.decode(incoming)
+        async with self.body_slots.decoding():
+            return await self._decode_large(incoming)
 
     async def _decode_large(self, incoming: Incoming) -> Decoded:
         """Decode without holding the loop for long. msgspec holds the GIL on every thread."""

@@ -6,8 +6,9 @@ Changes nothing of a session.
 
 from contextlib import suppress
 
+from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ChatRequest
-from stenograph.core.errors import HistoryMismatch, TruncatedGeneration
+from stenograph.core.errors import HistoryMismatch, InvalidRequest, TruncatedGeneration
 from stenograph.session.admission import Caller
 from stenograph.session.manager import SessionManager
 from stenograph.session.prompt_builder import ChatPromptBuilder
@@ -27,6 +28,11 @@ async def num_prompt_tokens(
     agent_id = services.kind_rules.agent_id(caller.headers) if session is not None and caller.headers else ""
     ruled = manager.as_sent(request, session, agent_id)
     assert isinstance(ruled, ChatRequest), "a chat is sent as a chat"
+    if ruled.media:
+        raise InvalidRequest(
+            "The tokens of images are not counted ahead: the engine makes them, and reports them with a turn's usage.",
+            blame=Blame(RequestPart.MESSAGES),
+        )
     if session is not None:
         builder = _builder(services, ruled, session, agent_id)
         with suppress(HistoryMismatch, TruncatedGeneration):

@@ -8,7 +8,7 @@ state changes are synchronous.
 import asyncio
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 
@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from stenograph.core.chat import ChatRequest, TurnRequest
 from stenograph.core.errors import Draining, SessionNotFound, StorageUnavailable
 from stenograph.core.kinds import Compat
+from stenograph.core.loaded import entry
 from stenograph.core.stages import StageTimes
 from stenograph.core.stated_options import NO_BUDGETS
 from stenograph.core.telemetry import NoTelemetry, SessionEnd, Telemetry, TurnEnd, TurnReport
@@ -243,6 +244,14 @@ class SessionManager:
             return None
         return StoreWriter(storage.store, admission.session, leases=leases, identity=admission.identity, row=caller.row)
 
+    def _keeping(self, session: Session, request: TurnRequest) -> Callable[[], Awaitable[None]] | None:
+        """Keeps the media of a request's messages; None if there are none."""
+        if not isinstance(request, ChatRequest) or not request.media:
+            return None
+        storage = self.sessions.storage
+        store = None if storage is None else storage.store
+        return partial(entry("stenograph.session.kept_media:keep_media"), session, store, request.media)
+
     def _repeated(self, session: Session, identity: RequestIdentity) -> Watch | StoredReply | None:
         """The turn of the session repeated by this request. Raises IdempotencyMismatch."""
         repeated = None if session.is_closing else session.find_repeated(identity)
@@ -386,4 +395,5 @@ class SessionManager:
             budgets=NO_BUDGETS if session is None else session.options.stated,
             services=services,
             writer=self._writer(admission, leases, caller),
+            keep_media=self._keeping(session, request) if session is not None else None,
         )

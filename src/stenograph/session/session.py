@@ -80,6 +80,8 @@ class Session:
         """The end of its rows in the store; None if it is kept in memory alone."""
         self.refusal: ModelMismatch | StorageUnavailable | None = None
         """The reason why it takes no turns: it can only be read, or it is another process's by now."""
+        self.media: dict[str, object] = {}
+        """Its media by hash, where no store has them (kept_media.py)."""
         self._num_trained: dict[int, int] = {}
         self.num_counted_tokens = 0
         """Number of its tokens in the manager's count of all sessions' tokens."""

@@ -18,7 +18,7 @@ the grace time, is the request ended without them.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -85,7 +85,8 @@ class RequestRun:
     completion with several prompts, whose `steps` take each step of all turns at once.
 
     `may_commit`: there is a session, and it is not being deleted. `budgets` are the session's limits in all. `writer`
-    None: there is no store. `remaining` is the budget left before sampling; it is known when the first piece is there.
+    None: there is no store. `keep_media` keeps those of the request's messages. `remaining` is the budget left before
+    sampling; it is known when the first piece is there.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class RequestRun:
         services: TurnServices,
         writer: CommitWriter | None = None,
         joint_reply_id: str | None = None,
+        keep_media: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.turns = tuple(turns)
         self.turn = self.turns[0]
@@ -121,7 +123,7 @@ class RequestRun:
         self._deadline: asyncio.Timeout | None = None
         self._abort_error: StenographError | None = None
         self._abort_requested = False
-        self._writer = writer
+        self._writer, self._keep_media = writer, keep_media
         self._held: asyncio.Future[None] | None = None
         self._frozen_s: float | None = None
         self.is_committing = False
@@ -146,6 +148,8 @@ class RequestRun:
                 self._grant()  # how much may be sampled
                 await self._let_in()  # the gate, shut while the weights change
                 await steps.sample()  # 6: engine; 7: validate; 8: text, ids to message
+                if self._keep_media is not None:
+                    await self._keep_media()  # nothing refers to bytes that are not there
                 if self._writer is None or not self.may_commit:
                     return self._commit()  # 9: trajectory
             self.is_committing, self._deadline = True, None  # neither its deadline nor whoever leaves ends it now

@@ -55,12 +55,13 @@ def test_every_setting_can_be_given_under_each_of_its_names(tmp_path: Path):
         "canonical": "cc-date", "support": "on", "cache_salt": "pin",
         "require_logprobs": "tempered",
         "data_dir": "data", "durability": "interval", "store": "", "advertise_url": "", "lease": "",
+        "max_media_bytes": "12", "max_media_items": "10",
         "max_sessions": "6", "max_in_flight": "7", "max_held_tokens": "9", "max_nodes": "8",
         "max_strands": "11", "session_ttl": "60",
         "max_body_bytes": "8192", "header_timeout": "2.5", "body_timeout": "7.5",
         "request_timeout": "1.5", "abort_grace": "0.5", "drain_timeout": "2.5",
         "dialects": "gemini", "unknown_fields": "record", "over_budget": "clamp", "proxy_allow": "v1/models",
-        "api_key": "one", "admin_key": "two",
+        "fetch_media": "pictures.example", "api_key": "one", "admin_key": "two",
         "allow_host": "box.local", "allow_origin": "https://ui.example:8443",
         "log_level": "debug", "log_format": "json", "otlp_endpoint": "http://collector:4318", "cache_dir": "/c",
     }  # fmt: skip
@@ -81,7 +82,17 @@ def _from_all_sources(texts: dict[str, str], tmp_path: Path) -> CommandSettings:
         name: "{thinks = [false, 1.5]}"
         if name == "chat_template_kwargs"
         else f'["{text}"]'
-        if name in ("dialects", "api_key", "admin_key", "proxy_allow", "engine_url", "allow_host", "allow_origin")
+        if name
+        in (
+            "dialects",
+            "api_key",
+            "admin_key",
+            "proxy_allow",
+            "engine_url",
+            "allow_host",
+            "allow_origin",
+            "fetch_media",
+        )
         else text
         if text[0].isdigit()
         else f'"{text}"'

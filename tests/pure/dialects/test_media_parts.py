@@ -150,7 +150,7 @@ def test_a_url_is_refused_until_it_was_fetched(decode: Decode) -> None:
         decode(parts)
     with pytest.raises(MediaWanted) as wanted:
         decode(parts, media=MediaLimits(fetches=True))
-    assert wanted.value.urls == tuple(urls)
+    assert list(wanted.value.places) == urls
     fetched = {url: ("image/png", text_of(url.encode())) for url in urls}
     request = decode(parts, media=MediaLimits(fetches=True, fetched=fetched))
     assert [base64.b64decode(one.base64).decode() for one in request.media] == urls

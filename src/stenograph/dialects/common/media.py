@@ -4,7 +4,6 @@ Nothing is decoded as an image here: the engine does that, in its own process. A
 """
 
 import re
-from collections.abc import Sequence
 
 from stenograph.core.base64_text import measured
 from stenograph.core.errors import InvalidRequest, UnrenderableMessage
@@ -21,11 +20,12 @@ _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 
 
 class MediaWanted(Exception):
-    """The media behind these URLs, each once, have to be fetched before the request is read again."""
+    """The media behind some URLs have to be fetched before the request is read again. `places` has each URL, with the
+    pointer of its first place."""
 
-    def __init__(self, urls: Sequence[str]) -> None:
-        super().__init__(f"{len(urls)} media are to be fetched")
-        self.urls = tuple(urls)
+    def __init__(self, places: dict[str, str]) -> None:
+        super().__init__(f"{len(places)} media are to be fetched")
+        self.places = places
 
 
 class MediaReader:
@@ -35,7 +35,7 @@ class MediaReader:
         self._limits = limits
         self._items: dict[str, MediaItem] = {}
         self._num = 0
-        self._wanted: dict[str, None] = {}
+        self._wanted: dict[str, str] = {}
 
     def __repr__(self) -> str:
         return f"<MediaReader {self._num} media>"
@@ -43,7 +43,7 @@ class MediaReader:
     def items(self) -> tuple[MediaItem, ...]:
         """All media, each once. Raises MediaWanted where some have to be fetched first."""
         if self._wanted:
-            raise MediaWanted(tuple(self._wanted))
+            raise MediaWanted(self._wanted)
         return tuple(self._items.values())
 
     def of_url(self, url: str, at: str) -> MediaRef:
@@ -63,7 +63,7 @@ class MediaReader:
             )
         fetched = self._limits.fetched.get(url)
         if fetched is None:
-            self._wanted[url] = None
+            self._wanted.setdefault(url, at)
             self._count(at)
             return MediaRef(sha256="", kind=MediaKind.IMAGE, media_type="", num_bytes=0)
         return self.of_base64(fetched[1], fetched[0], at)

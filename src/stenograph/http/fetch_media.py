@@ -1,0 +1,161 @@
+"""Fetches media that a request names by URL, from the hosts of --fetch-media. Loaded with the first such request.
+
+The laws: only a named host; only addresses of the public internet, checked where the connection goes, so that a name
+cannot mean another address a moment later; no redirect is followed; bytes and time are bounded.
+"""
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Collection
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from urllib.parse import urlsplit
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from msgspec.structs import replace
+
+from stenograph.core.base64_text import encoded
+from stenograph.core.errors import InvalidRequest
+from stenograph.dialects.base import Decoded, Incoming
+from stenograph.dialects.common.json_bodies import shown
+from stenograph.dialects.common.media import MediaWanted
+
+FETCH_S = 10.0
+"""Time for all media of a request."""
+MAX_AT_ONCE = 8
+
+Address = IPv4Address | IPv6Address
+_NAT64 = IPv6Network("64:ff9b::/32")
+
+Fetched = tuple[str, str]
+"""A media type, and bytes in base64."""
+
+
+class NotPublic(OSError):
+    """A name means an address that media are not fetched from."""
+
+
+def is_public(address: Address) -> bool:
+    """Whether an address is of the public internet, also by what it stands for in IPv4."""
+    if isinstance(address, IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)
+        if inner is not None:
+            return is_public(inner)
+        if address in _NAT64:
+            return is_public(IPv4Address(int(address) & 0xFFFFFFFF))
+    return address.is_global and not address.is_multicast
+
+
+class CheckedResolver(AbstractResolver):
+    """Resolves a name to addresses that are all allowed: aiohttp connects to these, and asks nobody again."""
+
+    def __init__(self, allows: Callable[[Address], bool]) -> None:
+        self._allows = allows
+
+    def __repr__(self) -> str:
+        return "<CheckedResolver>"
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM)
+        results: list[ResolveResult] = []
+        for own_family, _, proto, _, (address, *_) in found:
+            if not self._allows(ip_address(str(address).partition("%")[0])):
+                raise NotPublic(f"{host} is {address}, which is not an address of the public internet")
+            results.append(
+                ResolveResult(
+                    hostname=host,
+                    host=str(address),
+                    port=port,
+                    family=own_family,
+                    proto=proto,
+                    flags=socket.AI_NUMERICHOST,
+                )
+            )
+        return results
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+class MediaFetcher:
+    """Fetches for one server. `allows` says which addresses may be connected to."""
+
+    def __init__(self, hosts: Collection[str], *, allows: Callable[[Address], bool] = is_public) -> None:
+        self._hosts = frozenset(hosts)
+        self._allows = allows
+
+    def __repr__(self) -> str:
+        return f"<MediaFetcher of {len(self._hosts)} hosts>"
+
+    async def decoded(self, decode: Callable[[Incoming], Awaitable[Decoded]], incoming: Incoming) -> Decoded:
+        """Decode a request, with its media fetched first where it names any by URL. Raises InvalidRequest."""
+        try:
+            return await decode(incoming)
+        except MediaWanted as wanted:
+            urls = wanted.places
+        fetched = await self.fetch(urls, max_bytes=incoming.media.max_bytes)
+        return await decode(replace(incoming, media=replace(incoming.media, fetched=fetched)))
+
+    async def fetch(self, places: dict[str, str], *, max_bytes: int) -> dict[str, Fetched]:
+        """The media behind URLs, each with its place in the request. Raises InvalidRequest: the first that fails."""
+        for url, at in places.items():
+            self._check(url, at)
+        connector = aiohttp.TCPConnector(
+            resolver=CheckedResolver(self._allows), use_dns_cache=False, limit=MAX_AT_ONCE, force_close=True
+        )
+        async with aiohttp.ClientSession(
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=FETCH_S),
+            headers={"accept": "image/*", "accept-encoding": "identity"},
+            auto_decompress=False,
+        ) as session:
+            jobs = [self._one(session, url, at, max_bytes) for url, at in places.items()]
+            return dict(zip(places, await asyncio.gather(*jobs), strict=True))
+
+    def _check(self, url: str, at: str) -> None:
+        try:
+            parts = urlsplit(url)
+            host, _ = parts.hostname or "", parts.port
+        except ValueError as error:
+            raise InvalidRequest(f"{shown(url)} is no URL: {error}.", param=at) from error
+        if "@" in parts.netloc or host not in self._hosts:
+            raise InvalidRequest(
+                f"Media are fetched from {', '.join(sorted(self._hosts))} (--fetch-media), not from {shown(host)}.",
+                param=at,
+            )
+        try:
+            address = ip_address(host)
+        except ValueError:
+            return  # a name, which the resolver checks
+        if not self._allows(address):
+            raise InvalidRequest(f"{host} is not an address of the public internet.", param=at)
+
+    async def _one(self, session: aiohttp.ClientSession, url: str, at: str, max_bytes: int) -> Fetched:
+        try:
+            async with session.get(url, allow_redirects=False) as answer:
+                if answer.status != 200:
+                    raise InvalidRequest(f"{shown(url)} was answered with status {answer.status}.", param=at)
+                content = await _read(answer, max_bytes)
+                if content is None:
+                    raise InvalidRequest(
+                        f"The image at {shown(url)} has more than {max_bytes} bytes (--max-media-bytes).", param=at
+                    )
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+            reason = str(cause) or f"no answer within {FETCH_S:g} s"
+            raise InvalidRequest(f"{shown(url)} cannot be fetched: {reason}.", param=at) from error
+        return answer.content_type, (await asyncio.to_thread(encoded, content)).decode()
+
+
+async def _read(answer: aiohttp.ClientResponse, max_bytes: int) -> bytes | None:
+    """The bytes of an answer; None: there are more than these."""
+    content = bytearray()
+    async for piece in answer.content.iter_chunked(64 * 1024):
+        content += piece
+        if len(content) > max_bytes:
+            return None
+    return bytes(content)

@@ -1,0 +1,50 @@
+"""The media of sessions: kept before a turn that shows them is committed, and found again by their hashes.
+
+Where there is a store it keeps them; else its session does, and sessions with the same content share it. Loaded with
+the first medium.
+"""
+
+from collections.abc import Sequence
+from weakref import WeakValueDictionary
+
+from stenograph.core.messages import MediaItem
+from stenograph.session.session import Session
+from stenograph.store.base import SessionStore
+
+
+class HeldMedium:
+    """A medium in memory, for as long as a session refers to it."""
+
+    __slots__ = ("__weakref__", "item")
+
+    def __init__(self, item: MediaItem) -> None:
+        self.item = item
+
+    def __repr__(self) -> str:
+        return f"<HeldMedium {self.item.ref.sha256}>"
+
+
+_HELD: WeakValueDictionary[str, HeldMedium] = WeakValueDictionary()
+"""The media in memory, by hash. Changed on the loop alone."""
+
+
+async def keep_media(session: Session, store: SessionStore | None, items: Sequence[MediaItem]) -> None:
+    """Keep media of a session; known ones change nothing. Raises StorageUnavailable."""
+    if store is not None and session.tail is not None:
+        await store.media.put(session.id, items)
+        return
+    for item in items:
+        sha256 = item.ref.sha256
+        if sha256 not in session.media:
+            held = _HELD.get(sha256)
+            if held is None:
+                held = _HELD[sha256] = HeldMedium(item)
+            session.media[sha256] = held
+
+
+async def find_media(session: Session, store: SessionStore | None, sha256: str) -> MediaItem | None:
+    """A medium of a session; None if it has none with this hash. Raises StorageUnavailable."""
+    if store is not None and session.tail is not None:
+        return await store.media.get(session.id, sha256)
+    held = session.media.get(sha256)
+    return held.item if isinstance(held, HeldMedium) else None
