@@ -14,8 +14,9 @@ from stenograph.core.json_types import Count
 from stenograph.dialects.sessions import BackupRequest, decode_backup
 from stenograph.http.late_routes import Late
 from stenograph.http.processes import Processes
+from stenograph.http.responses import json_response
 from stenograph.http.route import All, Asking, Needs, route
-from stenograph.http.wire import json_response, read_json
+from stenograph.http.wire import read_json
 from stenograph.session.storage import SessionStorage
 from stenograph.store.folder import NUM_FILES, file_of, make_private
 

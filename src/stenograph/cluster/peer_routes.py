@@ -19,7 +19,8 @@ from stenograph.core.errors import StartupError, StenographError
 from stenograph.dialects.common.errors import refusal
 from stenograph.http.bulk_parts import OwnParts, Pieces
 from stenograph.http.processes import Board, SharedEngines, SharedWeights
-from stenograph.http.wire import ClosedStream, delivery_of, json_response
+from stenograph.http.responses import ClosedStream, json_response
+from stenograph.http.wire import delivery_of
 from stenograph.session.keyed_sessions import KeyedSessions
 from stenograph.session.selection import SessionFilter
 from stenograph.session.weights import SyncState

@@ -41,9 +41,10 @@ from stenograph.export.lines import leaves
 from stenograph.http.bulk_parts import Pieces, SessionParts
 from stenograph.http.late_routes import Late
 from stenograph.http.processes import Moments
+from stenograph.http.responses import ClosedStream, in_pieces, json_in_pieces, json_response
 from stenograph.http.route import STORED, TEXT, Needs, Schema, in_json, one_answer, parameter, route
 from stenograph.http.session_routes import SessionRoutes, check_query, number_of
-from stenograph.http.wire import ClosedStream, delivery_of, in_pieces, json_in_pieces, json_response
+from stenograph.http.wire import delivery_of
 from stenograph.session.facts import session_facts
 from stenograph.session.rollout_points import RolloutPoint
 from stenograph.session.selection import SessionFilter

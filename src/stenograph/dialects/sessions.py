@@ -18,7 +18,8 @@ from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.stated_options import GroupName, StatedOptions
 from stenograph.core.types import token_ids
-from stenograph.dialects.common.json_bodies import decode_json, decode_part, shown
+from stenograph.dialects.common.json_bodies import decode_json, decode_part
+from stenograph.dialects.common.pointers import shown
 from stenograph.dialects.common.sampling_rules import WireSamplingRules, name_known, sampling_rules
 from stenograph.dialects.common.template_input import TemplateKwargs, check_depth, check_template_kwargs
 from stenograph.dialects.settings import SAMPLE_FORMATS

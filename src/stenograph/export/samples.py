@@ -219,7 +219,8 @@ def make_samples(
         if leaves_out:
             failed.append(whole)
             continue
-        whole = replayable(whole)
+        if _has_replay(whole):
+            whole = replayable(whole)
         line = whole if max_seq_len is None else cut(whole, max_seq_len)
         if line is not None:
             lines.append(line)
@@ -359,6 +360,10 @@ def _sample(
     kinds = kinds_of_turns(known, is_trained)
     told = set(compress(kinds, is_trained))
     kind = MIXED if len(told) > 1 else next(iter(told), LogprobsKind.TEMPERED)
+    experts = topk = None
+    if _has_replay(line):
+        experts = _of_contract(routed_experts(line, replay_shape), compat)
+        topk = _of_contract(indexer_topk(line), compat)
     first = line.parts[0].num_prompt
     return Sample(
         tokens=line.ids,
@@ -375,8 +380,8 @@ def _sample(
         response=decode(line.ids[first:]),
         num_prompt_tokens=sum(part.node.num_tokens - len(part.node.turn.sampled.ids) for part in line.parts),
         num_cached_tokens=sum(turn.sampled.num_cached_tokens for turn in turns),
-        routed_experts=_replayed(routed_experts(line, replay_shape), compat),
-        indexer_topk=_replayed(indexer_topk(line), compat),
+        routed_experts=experts,
+        indexer_topk=topk,
         outcome=outcome,
         metadata=metadata,
     )
@@ -404,7 +409,12 @@ def _all_of(
     return _logprobs(line, is_trained, known, [kind] * len(known))[line.parts[0].num_prompt :]
 
 
-def _replayed(rows: ReplayRows | None, compat: Compat | None) -> ReplayRows | None:
+def _has_replay(line: SampleLine) -> bool:
+    """Whether any turn of the line has data for a replay."""
+    return any(part.node.turn.sampled.replay is not None for part in line.parts)
+
+
+def _of_contract(rows: ReplayRows | None, compat: Compat | None) -> ReplayRows | None:
     """The rows in the type of the session's contract: miles' decoder takes int32 alone."""
     return rows if rows is None or compat is not Compat.MILES else rows.astype(np.int32)
 

@@ -24,17 +24,10 @@ from stenograph.export.records import DiscardedTurns, WireOutcome, outcome_json
 from stenograph.http.auth import PASSED_ON
 from stenograph.http.bulk_parts import OwnParts, Pieces, SessionParts, sized
 from stenograph.http.create_route import decoded
+from stenograph.http.responses import ClosedStream, json_in_pieces, json_response
 from stenograph.http.route import ID, STORED, TEXT, All, Asking, Reach, Schema, one_answer, parameter, route
 from stenograph.http.session_routes import LIMIT, MAX_PAGE, REVISION_HEADER, SessionRoutes, check_known, filter_of
-from stenograph.http.wire import (
-    ClientLink,
-    ClosedStream,
-    count_error,
-    delivery_of,
-    header_value,
-    json_in_pieces,
-    json_response,
-)
+from stenograph.http.wire import ClientLink, count_error, delivery_of, header_value
 from stenograph.offload.pool import INLINE_BELOW_BYTES
 from stenograph.session.selection import SessionFilter, SessionState, selected
 from stenograph.session.storage import FORGOTTEN_TURNS, Listed

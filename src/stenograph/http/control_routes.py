@@ -30,6 +30,7 @@ from stenograph.http.create_route import CreateRoute
 from stenograph.http.front_page import FrontPage, front_page
 from stenograph.http.part import Core, Part
 from stenograph.http.proxy_route import PROXY_METHODS, ProxyRoute
+from stenograph.http.responses import json_in_pieces, json_response
 from stenograph.http.route import (
     JSON,
     STORED,
@@ -43,7 +44,7 @@ from stenograph.http.route import (
     rows_of,
     session_paths,
 )
-from stenograph.http.wire import ClientGone, count_error, json_in_pieces, json_response, read_json
+from stenograph.http.wire import ClientGone, count_error, read_json
 from stenograph.offload.body_slots import LARGE_BODY_BYTES, BodySlots
 from stenograph.offload.pool import INLINE_BELOW_BYTES
 

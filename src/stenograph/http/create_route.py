@@ -22,14 +22,15 @@ from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.settings import Switch
 from stenograph.core.stated_options import StatedOptions
 from stenograph.core.weights import CacheSalt
-from stenograph.dialects.common.json_bodies import nearest
+from stenograph.dialects.common.pointers import nearest
 from stenograph.dialects.sessions import CreateSession, decode_create
 from stenograph.engine.base import Engine
 from stenograph.http.auth import Authenticator, SessionTokens
+from stenograph.http.responses import json_response
 from stenograph.http.route import STORED, TEXT, parameter, route
 from stenograph.http.rule_files import sampling_of
 from stenograph.http.settings import Settings
-from stenograph.http.wire import header_value, json_response, read_json
+from stenograph.http.wire import header_value, read_json
 from stenograph.offload.body_slots import LARGE_BODY_BYTES
 from stenograph.offload.pool import CpuPool
 from stenograph.session.keyed_sessions import KeyedSessions

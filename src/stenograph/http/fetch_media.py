@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from stenograph.core.base64_text import encoded
 from stenograph.core.errors import InvalidRequest
 from stenograph.dialects.base import Decoded, Incoming
-from stenograph.dialects.common.json_bodies import shown
 from stenograph.dialects.common.media import MediaWanted
+from stenograph.dialects.common.pointers import shown
 
 FETCH_S = 10.0
 """Time for all media of a request."""

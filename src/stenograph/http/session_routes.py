@@ -57,9 +57,9 @@ from stenograph.http.auth import KEY_QUERY
 from stenograph.http.create_route import decoded
 from stenograph.http.line_drifts import DriftReports, LineDrifts, drift_reports
 from stenograph.http.metrics import Metrics
+from stenograph.http.responses import in_pieces, json_in_pieces, json_response
 from stenograph.http.route import STORED, All, Needs, Reach, Schema, in_json, one_answer, parameter, route
 from stenograph.http.settings import Settings
-from stenograph.http.wire import in_pieces, json_in_pieces, json_response
 from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool, LoopShare
 from stenograph.session.facts import session_facts
 from stenograph.session.manager import SessionManager

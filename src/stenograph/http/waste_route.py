@@ -13,9 +13,9 @@ from stenograph.core.json_pieces import as_list
 from stenograph.core.json_types import Count
 from stenograph.core.outcome import TokenFate
 from stenograph.core.waste import GroupCounts
+from stenograph.http.responses import json_in_pieces
 from stenograph.http.route import STORED, TEXT, All, Reach, parameter, route
 from stenograph.http.session_routes import SessionRoutes, filter_of
-from stenograph.http.wire import json_in_pieces
 from stenograph.session.selection import SessionFilter, selected
 from stenograph.session.session import Session
 

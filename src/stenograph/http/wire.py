@@ -4,14 +4,10 @@ ASGI's `send` returns when the bytes are handed to the transport, where megabyte
 and only a task waiting for it learns of a lost connection. So a handler finds its client's connection in the scope.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from itertools import chain, islice
 from typing import Protocol, cast
 
-import msgspec
-from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from stenograph.core.errors import (
@@ -22,11 +18,9 @@ from stenograph.core.errors import (
     StenographError,
     UnsupportedMediaType,
 )
-from stenograph.core.json_pieces import joined, json_pieces
 from stenograph.dialects.base import Refusal
 from stenograph.http.metrics import Metrics
 from stenograph.offload.body_slots import LARGE_BODY_BYTES, BodySlots
-from stenograph.offload.pool import LoopShare
 
 Headers = Iterable[tuple[str, str]]
 
@@ -35,9 +29,6 @@ LINK_EXTENSION = "stenograph.delivery"
 
 HEADERS_BY_NAME = "stenograph.headers"
 """In a scope: the value of `headers_of`."""
-
-WHOLE_PIECES = 2
-"""An answer of no more pieces than this is sent whole, with its length."""
 
 
 class ClientLink(Protocol):
@@ -217,24 +208,6 @@ async def send_refusal(send: Send, refusal: Refusal, headers: Sequence[tuple[str
     await send_whole(send, refusal.status, refusal.content, [*headers, *theirs])
 
 
-def json_response(value: object, *, status: int = 200) -> Response:
-    """A value as a Starlette response."""
-    return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")
-
-
-def in_pieces(share: LoopShare, pieces: Iterator[bytes], *, media_type: str) -> Response:
-    """An answer made a piece at a time while it is sent; between two pieces the loop serves others."""
-    first = list(islice(pieces, WHOLE_PIECES + 1))
-    if len(first) <= WHOLE_PIECES:
-        return Response(b"".join(first), media_type=media_type)
-    return StreamingResponse(share.pieces(chain(first, pieces)), media_type=media_type)
-
-
-def json_in_pieces(share: LoopShare, value: object) -> Response:
-    """A value as `json_pieces` writes it; like `json_response`, for large values."""
-    return in_pieces(share, joined(json_pieces(value)), media_type="application/json")
-
-
 def count_error(metrics: Metrics, error: StenographError) -> None:
     """Count an error sent to a client, and the limit behind it."""
     metrics.error_sent(error.code)
@@ -242,32 +215,6 @@ def count_error(metrics: Metrics, error: StenographError) -> None:
         metrics.limit_hit(error.limit)
     elif isinstance(error, BodyTooLarge):
         metrics.limit_hit("body_bytes")
-
-
-class ClosedStream(StreamingResponse):
-    """An answer with its source closed at its end, and once the client has left: later writes go nowhere, and nothing
-    else says so before the next event-loop iteration."""
-
-    def __init__(
-        self,
-        link: ClientLink,
-        content: AsyncGenerator[bytes | memoryview, None],
-        *,
-        media_type: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(content, headers=headers, media_type=media_type)
-        self._link = link
-        self._content = content
-
-    async def stream_response(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async with aclosing(self._content) as pieces:
-            async for piece in pieces:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-                if self._link.is_gone:
-                    return
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _too_large(max_bytes: int) -> BodyTooLarge:

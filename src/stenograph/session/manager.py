@@ -26,7 +26,6 @@ from stenograph.core.weights import CacheSalt
 from stenograph.session.admission import Admission, Caller, Capacity, Limits
 from stenograph.session.budgets import spent_budget
 from stenograph.session.commit_writer import StoreWriter
-from stenograph.session.completion import SideBySide, completions
 from stenograph.session.journal import log_discarded, log_turn_end, turn_report
 from stenograph.session.kept import StoredReply
 from stenograph.session.kinds import Sighting
@@ -46,6 +45,9 @@ log = logging.getLogger(__name__)
 
 NOBODY = Caller()
 """A caller of whom nothing is known."""
+
+COMPLETION = "stenograph.session.completion"
+"""Loaded by the first completion."""
 
 HANG_UP_PASSES = 8
 """Event-loop iterations until the turn learns of a closed connection: two are enough in the tests."""
@@ -361,7 +363,9 @@ class SessionManager:
                 )
             ]
         else:
-            builders = completions(request, leases=leases, services=services, capabilities=capabilities)
+            builders = entry(f"{COMPLETION}:completions")(
+                request, leases=leases, services=services, capabilities=capabilities
+            )
         salt = session.options.cache_salt if session else CacheSalt.at(services.cache_salt, self.weights.version)
         turns: list[RunningTurn] = []
         reply_id, is_one = "", len(builders) == 1
@@ -387,7 +391,7 @@ class SessionManager:
             )
         return RequestRun(
             turns,
-            steps=turns[0] if is_one else SideBySide(turns),
+            steps=turns[0] if is_one else entry(f"{COMPLETION}:SideBySide")(turns),
             joint_reply_id=None if is_one else reply_id,
             request=request,
             leases=leases,

@@ -20,7 +20,7 @@ the grace time, is the request ended without them.
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
@@ -37,11 +37,13 @@ from stenograph.core.errors import (
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.sampling_rules import blame_session
 from stenograph.core.stated_options import Budgets, OverLimit
-from stenograph.session.completion import SideBySide
 from stenograph.session.services import TurnServices
 from stenograph.session.steps import RunningTurn
 from stenograph.session.weights import PAUSED_RETRY_S
 from stenograph.trajectory.strand import Leases
+
+if TYPE_CHECKING:
+    from stenograph.session.completion import SideBySide  # loaded by a completion with several prompts
 
 NO_DEADLINE_S = 10 * 365 * 86400.0
 """Stands for no deadline: an abort can still bring it forward."""
@@ -93,7 +95,7 @@ class RequestRun:
         self,
         turns: Sequence[RunningTurn],
         *,
-        steps: RunningTurn | SideBySide,
+        steps: "RunningTurn | SideBySide",
         request: TurnRequest,
         leases: Leases,
         may_commit: bool,

@@ -11,7 +11,8 @@ from msgspec import Meta
 
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.weights import PauseMode
-from stenograph.dialects.common.json_bodies import decode_json, shown
+from stenograph.dialects.common.json_bodies import decode_json
+from stenograph.dialects.common.pointers import shown
 
 VersionName = Annotated[str, Meta(min_length=1, max_length=256)]
 _NEUTRAL = {"load_format": "auto", "torch_empty_cache": False, "recapture_cuda_graph": False, "token_step": 0}

@@ -13,9 +13,10 @@ from stenograph.dialects.sessions import AddEngine, decode_engine
 from stenograph.engine.base import Engine, EngineRow, EngineState
 from stenograph.engine.fleet.fleet import Fleet, FleetMember
 from stenograph.engine.settings import URLS
+from stenograph.http.responses import json_response
 from stenograph.http.route import All, Asking, Needs, Who, parameter, route
 from stenograph.http.session_routes import check_query
-from stenograph.http.wire import json_response, read_json
+from stenograph.http.wire import read_json
 from stenograph.weights.sync import WeightSync
 
 

@@ -16,8 +16,9 @@ from stenograph.core.errors import Forbidden
 from stenograph.core.json_types import Count
 from stenograph.core.weights import UpdateWeights
 from stenograph.dialects.sessions import Nothing, decode_nothing
+from stenograph.http.responses import json_response
 from stenograph.http.route import Needs, Who, route
-from stenograph.http.wire import json_response, read_json
+from stenograph.http.wire import read_json
 from stenograph.weights.commands import (
     PauseRequest,
     UpdateWeightsFromDisk,

@@ -26,7 +26,8 @@ from stenograph.dialects.anthropic.fields import (
 )
 from stenograph.dialects.anthropic.spelling import signed_request
 from stenograph.dialects.base import RequestMedia, joined
-from stenograph.dialects.common.json_bodies import MAX_ARGUMENTS_CHARS, MAX_PARTS, nearest, shown, type_at, unknown_role
+from stenograph.dialects.common.json_bodies import MAX_ARGUMENTS_CHARS, MAX_PARTS, type_at
+from stenograph.dialects.common.pointers import nearest, shown, unknown_role
 
 TOOL_REFERENCE = "tool-reference"
 """The name in records of the rewrite to show a deferred tool."""

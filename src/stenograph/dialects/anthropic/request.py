@@ -26,7 +26,8 @@ from stenograph.dialects.anthropic.fields import (
     names_in_params,
 )
 from stenograph.dialects.anthropic.spelling import MessagesSpelling
-from stenograph.dialects.common.json_bodies import check_rest, nearest, shown, type_at, wire_messages
+from stenograph.dialects.common.json_bodies import check_rest, type_at, wire_messages
+from stenograph.dialects.common.pointers import nearest, shown
 from stenograph.dialects.common.sampling import (
     ReadSampling,
     decode_by_rules,

@@ -7,7 +7,7 @@ import base64
 from dataclasses import dataclass
 
 from stenograph.core.blame import Blame, RequestPart
-from stenograph.dialects.common.json_bodies import pointer_to
+from stenograph.dialects.common.pointers import pointer_to
 
 MESSAGES = "messages"
 ID_PREFIX = "msg_"

@@ -8,7 +8,7 @@ import re
 from stenograph.core.base64_text import measured
 from stenograph.core.errors import InvalidRequest, UnrenderableMessage
 from stenograph.core.messages import MediaItem, MediaKind, MediaLimits, MediaRef
-from stenograph.dialects.common.json_bodies import shown
+from stenograph.dialects.common.pointers import shown
 
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
 """Types of images taken by every engine's image library."""

@@ -14,7 +14,8 @@ from stenograph.core.chat import ReplyOptions, TextView, Truncation
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.routing import Routing
 from stenograph.core.types import Grammar, GrammarKind, ParamOutOfRange, SamplingParams
-from stenograph.dialects.common.json_bodies import decode_json, shown, type_at
+from stenograph.dialects.common.json_bodies import decode_json, type_at
+from stenograph.dialects.common.pointers import shown
 from stenograph.dialects.common.sampling_fields import (
     HOST,
     NEUTRAL,

@@ -7,7 +7,8 @@ import msgspec
 
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.sampling_rules import SamplingRules
-from stenograph.dialects.common.json_bodies import OTHER_WORDS, decode_json, nearest, shown
+from stenograph.dialects.common.json_bodies import decode_json
+from stenograph.dialects.common.pointers import OTHER_WORDS, nearest, shown
 from stenograph.dialects.common.sampling import sampling_params
 from stenograph.dialects.common.sampling_fields import WireSampling, WireSamplingValues
 

@@ -19,7 +19,8 @@ from stenograph.core.json_shape import without_spaces
 from stenograph.core.messages import MEDIA_LIMITS, MediaLimits, MediaRef, Message, Role, ToolCall
 from stenograph.core.rewrites import AppliedRewrite, kept_text
 from stenograph.dialects.base import RequestMedia, joined
-from stenograph.dialects.common.json_bodies import MAX_MESSAGES, MAX_PARTS, check_arguments, shown, unknown_role
+from stenograph.dialects.common.json_bodies import MAX_MESSAGES, MAX_PARTS, check_arguments
+from stenograph.dialects.common.pointers import shown, unknown_role
 from stenograph.dialects.common.sampling_fields import NEUTRAL
 from stenograph.dialects.common.template_input import check_json_depth
 from stenograph.dialects.gemini.fields import (

@@ -12,7 +12,7 @@ from stenograph.core.errors import HistoryMismatch, InvalidRequest, StenographEr
 from stenograph.core.json_types import Count
 from stenograph.core.types import SamplingParams
 from stenograph.dialects.base import Body, Decoded, DialectCall, DialectRow, Incoming, Refusal, Spoken
-from stenograph.dialects.common.json_bodies import shown
+from stenograph.dialects.common.pointers import shown
 from stenograph.dialects.common.reply_parts import TokenText, json_body
 from stenograph.dialects.common.sampling import request_json
 from stenograph.dialects.gemini.errors import GeminiErrorBody, gemini_refusal

@@ -15,7 +15,8 @@ from stenograph.core.errors import CallerError, InvalidRequest
 from stenograph.core.message_json import encode_messages
 from stenograph.core.messages import MEDIA_LIMITS, MediaLimits, Tool
 from stenograph.core.types import Grammar, GrammarKind, ParamOutOfRange, SamplingParams
-from stenograph.dialects.common.json_bodies import check_rest, decode_json, shown, wire_messages
+from stenograph.dialects.common.json_bodies import check_rest, decode_json, wire_messages
+from stenograph.dialects.common.pointers import shown
 from stenograph.dialects.common.sampling_fields import NEUTRAL, FieldRules
 from stenograph.dialects.common.template_input import check_depth, function_tool
 from stenograph.dialects.gemini.contents import ReadContents, check_part_count, check_shown, read_contents

@@ -30,11 +30,10 @@ from stenograph.dialects.common.json_bodies import (
     check_arguments,
     check_rest,
     check_utf8,
-    shown,
     type_at,
-    unknown_role,
     wire_messages,
 )
+from stenograph.dialects.common.pointers import shown, unknown_role
 from stenograph.dialects.common.sampling import (
     decode_fields,
     is_given,

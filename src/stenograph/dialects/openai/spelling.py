@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from stenograph.core.blame import Blame, RequestPart
-from stenograph.dialects.common.json_bodies import ENGINES_NAMES, pointer_to
+from stenograph.dialects.common.pointers import ENGINES_NAMES, pointer_to
 
 CHAT = "chat"
 COMPLETIONS = "completions"

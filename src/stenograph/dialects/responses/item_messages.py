@@ -15,14 +15,8 @@ from stenograph.core.chat import PastTurns
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.messages import MEDIA_LIMITS, MediaLimits, MediaRef, Message, Role, ToolCall
 from stenograph.dialects.base import RequestMedia, joined
-from stenograph.dialects.common.json_bodies import (
-    MAX_PARTS,
-    MAX_REST_BYTES,
-    check_arguments,
-    decode_part,
-    shown,
-    unknown_role,
-)
+from stenograph.dialects.common.json_bodies import MAX_PARTS, MAX_REST_BYTES, check_arguments, decode_part
+from stenograph.dialects.common.pointers import shown, unknown_role
 from stenograph.dialects.responses.ids import ItemId, item_id, turn_of_sealed
 from stenograph.dialects.responses.items import (
     REASONING_TYPES,

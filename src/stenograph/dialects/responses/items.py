@@ -13,15 +13,8 @@ from msgspec import UNSET, Raw
 from stenograph.core.errors import InvalidRequest, UnrenderableMessage
 from stenograph.core.messages import MediaRef
 from stenograph.dialects.base import RequestMedia
-from stenograph.dialects.common.json_bodies import (
-    MAX_MESSAGES,
-    MAX_PARTS,
-    decode_part,
-    may_have_many,
-    nearest,
-    portions,
-    shown,
-)
+from stenograph.dialects.common.json_bodies import MAX_MESSAGES, MAX_PARTS, decode_part, may_have_many, portions
+from stenograph.dialects.common.pointers import nearest, shown
 from stenograph.dialects.common.sampling import is_given
 from stenograph.dialects.common.sampling_fields import Unread, in_schema
 from stenograph.dialects.responses.tools import ToolName

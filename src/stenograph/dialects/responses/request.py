@@ -16,7 +16,8 @@ from stenograph.core.message_json import encode_messages
 from stenograph.core.messages import Message, Role
 from stenograph.core.types import Grammar, GrammarKind
 from stenograph.dialects.base import Incoming
-from stenograph.dialects.common.json_bodies import MAX_MESSAGES, check_rest, shown
+from stenograph.dialects.common.json_bodies import MAX_MESSAGES, check_rest
+from stenograph.dialects.common.pointers import shown
 from stenograph.dialects.common.sampling import (
     Constraint,
     decode_fields,

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Raw
 
 from stenograph.core.blame import Blame, RequestPart
-from stenograph.dialects.common.json_bodies import ENGINES_NAMES, pointer_to
+from stenograph.dialects.common.pointers import ENGINES_NAMES, pointer_to
 from stenograph.dialects.responses.ids import RESPONSE
 from stenograph.dialects.responses.item_messages import MessagePlace, message_pointer
 from stenograph.dialects.responses.tools import CallForm

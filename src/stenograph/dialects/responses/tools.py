@@ -14,7 +14,8 @@ from msgspec import UNSET, Meta, Raw
 from stenograph.core.chat import ToolChoice, ToolMode
 from stenograph.core.errors import InvalidRequest, UnrenderableMessage
 from stenograph.core.messages import Tool
-from stenograph.dialects.common.json_bodies import decode_part, shown
+from stenograph.dialects.common.json_bodies import decode_part
+from stenograph.dialects.common.pointers import shown
 from stenograph.dialects.common.sampling_fields import Unread
 from stenograph.dialects.common.template_input import function_tool
 from stenograph.dialects.responses.fields import HostedTool

@@ -26,6 +26,7 @@ from stenograph.core.replay import PackedInts, Replay
 from stenograph.core.types import Chunk, Finish, FinishReason
 from stenograph.engine.http.adapter import EngineReading, told_too_long
 from stenograph.engine.lmdeploy.request import JSON_TYPE, LMDeployRoute
+from stenograph.engine.reported import alternatives
 from stenograph.engine.rows import (
     META_LAWS,
     EngineUsage,
@@ -34,7 +35,6 @@ from stenograph.engine.rows import (
     Row,
     SampledTokens,
     TopRow,
-    alternatives,
     decoded,
     error_of,
     laws,

@@ -37,22 +37,19 @@ from stenograph.core.types import (
     WeightSpan,
 )
 from stenograph.engine.base import GenerateRequest
+from stenograph.engine.reported import ReportedSupport, alternatives, replay_of, weight_spans
 from stenograph.engine.rows import (
     LARGE_PAYLOAD_BYTES,
     META_LAWS,
     MetaFinish,
     MetaInfo,
-    ReportedSupport,
     SampledTokens,
-    alternatives,
     check_request,
     decoded,
     decoded_apart,
     laws,
     outline,
     reason_of,
-    replay_of,
-    weight_spans,
 )
 from stenograph.engine.settings import ReplayKind
 from stenograph.engine.sglang.grammar import pattern_field
@@ -285,7 +282,9 @@ def decode_reply(
     if meta.output_top_logprobs is not None:
         top = alternatives(meta.output_top_logprobs, num_sampled=len(ids), num_new=len(ids), vocab_size=vocab_size)
     num_rows = (num_prompt or 0) + len(ids) - 1
-    kept, unasked = replay_of(meta, replay, num_rows=num_rows, first_row=first_row, row_size=row_size)
+    kept, unasked = None, tuple[str, ...]()
+    if meta.has_replay:
+        kept, unasked = replay_of(meta, replay, num_rows=num_rows, first_row=first_row, row_size=row_size)
     support = ReportedSupport(vocab_size) if wants_support and ids else None
     if support is not None:
         support.take(meta, num_new=len(ids), num_sampled=len(ids))

@@ -22,6 +22,7 @@ from stenograph.core.types import Chunk, Finish, FinishReason, Grammar, GrammarK
 from stenograph.engine.base import GenerateRequest
 from stenograph.engine.http.adapter import EngineReading, told_too_long
 from stenograph.engine.http.transport import HttpReply
+from stenograph.engine.reported import ReportedSupport, alternatives, replay_of, weight_spans
 from stenograph.engine.rows import (
     LARGE_PAYLOAD_BYTES,
     META_LAWS,
@@ -29,18 +30,14 @@ from stenograph.engine.rows import (
     MetaFinish,
     MetaInfo,
     Natural,
-    ReportedSupport,
     Rows,
     SampledTokens,
-    alternatives,
     check_request,
     decoded,
     decoded_apart,
     error_of,
     reason_of,
-    replay_of,
     short,
-    weight_spans,
 )
 from stenograph.engine.settings import ReplayKind
 from stenograph.engine.sglang.grammar import pattern_field
@@ -194,7 +191,7 @@ class SGLangGenerateReading(EngineReading):
         top = alternatives(
             meta.output_top_logprobs, num_sampled=num_sampled, num_new=len(ids), vocab_size=self._vocab_size
         )
-        replay, unasked = (None, ()) if finish is None else self._replay_of(meta, num_sampled)
+        replay, unasked = (None, ()) if finish is None or not meta.has_replay else self._replay_of(meta, num_sampled)
         support = self._support if ids else None
         if support is not None:
             support.take(meta, num_new=len(ids), num_sampled=num_sampled)

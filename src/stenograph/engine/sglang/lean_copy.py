@@ -2,7 +2,7 @@
 
 import msgspec
 
-from stenograph.engine.rows import REPLAY_FIELDS
+from stenograph.engine.reported import REPLAY_FIELDS
 
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])

@@ -33,7 +33,8 @@ from stenograph.core.errors import UpstreamInvalid
 from stenograph.core.replay import PackedInts, Replay
 from stenograph.core.support import SupportWriter
 from stenograph.core.types import Chunk, Finish, FinishReason, SupportPiece, TopLogprob, WeightSpan, token_ids
-from stenograph.engine.rows import EngineUsage, check_ids, short, support_piece
+from stenograph.engine.reported import support_piece
+from stenograph.engine.rows import EngineUsage, check_ids, short
 from stenograph.engine.vllm.request import VLLMRoute
 from stenograph.engine.vllm.wire import NO_LOGPROB, VLLMSpan, VLLMTold, check_request, read
 

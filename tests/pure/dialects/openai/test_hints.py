@@ -6,7 +6,7 @@ import re
 import pytest
 
 from stenograph.core.errors import InvalidRequest
-from stenograph.dialects.common.json_bodies import nearest
+from stenograph.dialects.common.pointers import nearest
 from stenograph.dialects.openai.chat import decode_chat
 from stenograph.dialects.openai.chat_fields import CHAT_FIELDS
 from stenograph.dialects.openai.completions import COMPLETION_FIELDS, decode_completion
