@@ -191,7 +191,11 @@ class LoadedEngine:
                 if command.params.stop:
                     self.tokenizer()  # here, where no step waits for it
                 self.loop.add_request(
-                    command.prompt(), command.params, command.request_id, routes_from=command.routes_from
+                    command.prompt(),
+                    command.params,
+                    command.request_id,
+                    routes_from=command.routes_from,
+                    score_from=command.score_from,
                 )
             case TokenizeText():
                 self.texts.tokenize(command)

@@ -18,8 +18,11 @@ import logging
 import signal
 from array import array
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -33,7 +36,7 @@ from stenograph.core.errors import (
 )
 from stenograph.core.kinds import SaltPolicy
 from stenograph.core.telemetry import GrammarStep
-from stenograph.core.types import Chunk, GrammarKind, RequestId
+from stenograph.core.types import Chunk, GrammarKind, RequestId, SamplingParams
 from stenograph.core.weights import (
     ContinueGeneration,
     ControlAnswer,
@@ -67,6 +70,9 @@ from stenograph.embedded.wire import (
 )
 from stenograph.engine.base import Capabilities, Engine, EngineHealth, EngineState, GenerateRequest
 from stenograph.model.tokenizer import Span, why_not_encoded
+
+if TYPE_CHECKING:
+    from stenograph.engine.scoring import ScoreRequest, Scores
 
 log = logging.getLogger(__name__)
 
@@ -140,14 +146,30 @@ class EmbeddedEngine(Engine):
         self._supervisor = loop.create_task(self._supervise(self._started), name="embedded-engine")
         await self._started
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+        return self._run(request.request_id, partial(_command, request, reports_routes=self._options.reports_routes))
+
+    async def score(self, request: "ScoreRequest") -> "Scores":
+        """A prefill behind every request for tokens; it ends early by being left."""
+        if request.policy is not None:
+            raise InvalidRequest("The embedded engine has one policy: leave policy out.", param="/policy")
+        params = SamplingParams(num_top_logprobs=request.num_top)
+        forced = partial(Generate, ids=request.ids.tobytes(), params=params, score_from=request.start)
+        async with aclosing(self._run(request.request_id, lambda name: frame(forced(request_id=name)))) as chunks:
+            (chunk,) = [chunk async for chunk in chunks]
+        return request.answered(chunk.logprobs, chunk.top_logprobs, version=chunk.weight_version)
+
+    async def _run(
+        self, request_id: RequestId, command_of: Callable[[RequestId], bytes]
+    ) -> AsyncGenerator[Chunk, None]:
+        """The chunks of a request to the process, begun by the command of its name there."""
         self._check_ready()
-        if request.request_id in self._names:
-            raise ValueError(f"there is a generation {request.request_id!r} already")
-        name = RequestId(f"{request.request_id}#{next(self._numbers)}")
-        command = _command(request, name, reports_routes=self._options.reports_routes)
+        if request_id in self._names:
+            raise ValueError(f"there is a generation {request_id!r} already")
+        name = RequestId(f"{request_id}#{next(self._numbers)}")
+        command = command_of(name)
         answers = self._answers[name] = asyncio.Queue()
-        self._names[request.request_id] = name
+        self._names[request_id] = name
         self._in_process.add(name)
         self._send(command)
         ended = False
@@ -159,7 +181,7 @@ class EmbeddedEngine(Engine):
                     raise answer
                 yield answer
         finally:
-            del self._answers[name], self._names[request.request_id]
+            del self._answers[name], self._names[request_id]
             if not ended:
                 self._send(frame(Abort(request_id=name)))
 

@@ -25,12 +25,15 @@ from stenograph.embedded.options import EmbeddedOptions
 from stenograph.embedded.pace import Pace
 from stenograph.embedded.sampler import BadLogits, DeadEnd
 from stenograph.embedded.scheduler import Budget, Running, Share, Waiting, plan
-from stenograph.embedded.sequence import Sequence
+from stenograph.embedded.sequence import ForcedSequence, Sequence
 from stenograph.embedded.times import RequestTimes, Times
 from stenograph.embedded.wire import Failed, FailureKind, Sampled
 
 if TYPE_CHECKING:
     from stenograph.model.tokenizer import Tokenizer
+
+AFTER_TURNS = 2**62
+"""Added to the arrival of a request for scores: every request for tokens is older, and so goes before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,14 +149,29 @@ class EngineCore:
         arrival: int,
         *,
         routes_from: int | None = None,
+        score_from: int | None = None,
     ) -> Failed | None:
         """Enqueue a request, ordered by `arrival`. Returns Failed if it can never run, or if the queue is full.
 
-        Cheap: no arithmetic, no compilation. The last chunk has the experts of positions from `routes_from` on.
+        Cheap: no arithmetic, no compilation. The last chunk has the experts of positions from `routes_from` on. With
+        `score_from` nothing is sampled: the one chunk has the prompt's tokens from there on, with their
+        log-probabilities, once no request for tokens needs the step or the blocks.
         """
-        problem = self._problem(request_id, prompt, params)
+        problem = self._problem(request_id, prompt, params, score_from)
         if problem is not None:
             return problem
+        if score_from is not None:
+            self._by_id[request_id] = forced = ForcedSequence(
+                request_id=request_id,
+                arrival=arrival + AFTER_TURNS,
+                line=prompt,
+                start=score_from,
+                params=params,
+                times=times,
+                vocab_size=self._forward.config.vocab_size,
+            )
+            self._wait(forced)
+            return None
         num_left = self.max_context_tokens - len(prompt)
         sequence = self._by_id[request_id] = Sequence(
             request_id=request_id,
@@ -204,6 +222,8 @@ class EngineCore:
         self._retract()
         self.pool.forget_idle()
         self.weight_version = version
+        for sequence in self._by_id.values():
+            sequence.restart()
         return self._forward.swap(prepared), num_running
 
     def pop_times(self, request_id: RequestId) -> RequestTimes | None:
@@ -216,13 +236,17 @@ class EngineCore:
         batch = self._follow_plan()
         if not batch:
             return events
-        logits = self._forward.forward([sequence.segment(num_tokens) for sequence, num_tokens in batch])
+        segments = [sequence.segment(num_tokens) for sequence, num_tokens in batch]
+        logits = self._forward.forward(segments)
         now = self._clock.monotonic()
         for sequence, num_tokens in batch:
             assert sequence.table is not None, "what was computed runs"
             self.pool.fill(sequence.table, sequence.ids, sequence.num_filled + num_tokens)
-        whole = [sequence for sequence, _ in batch if not sequence.num_pending]
-        events += [self._sample(sequence, row, now) for sequence, row in zip(whole, logits, strict=True)]
+        end = 0
+        for (sequence, _), segment in zip(batch, segments, strict=True):
+            begin, end = end, end + segment.num_logits
+            if begin < end and (event := self._advance(sequence, logits[begin:end], segment.start, now)) is not None:
+                events.append(event)
         return events
 
     def check(self) -> None:
@@ -264,7 +288,7 @@ class EngineCore:
         """Requests that could begin, in order. Each is looked up in the KV only when the plan reaches it."""
         for sequence in self._waiting:
             if sequence.grammar is None or sequence.guide is not None:  # compiled since `_begin_grammars`: next step
-                found = self.pool.match(sequence.ids)
+                found = self.pool.match(sequence.findable_ids)
                 yield Waiting(
                     key=sequence.request_id,
                     num_tokens=len(sequence.ids),
@@ -293,7 +317,7 @@ class EngineCore:
 
     def _admit(self, sequence: Sequence) -> None:
         self._waiting.remove(sequence)
-        sequence.table, copy = self.pool.open(sequence.ids)
+        sequence.table, copy = self.pool.open(sequence.findable_ids)
         if copy is not None:
             self._forward.copy_kv(copy.source, copy.target, copy.num_tokens)
         if not sequence.times.admitted:
@@ -320,9 +344,9 @@ class EngineCore:
         assert has_blocks, f"the plan gave {sequence!r} blocks that {self.pool!r} does not have"
         return sequence, share.num_tokens
 
-    def _sample(self, sequence: Sequence, row: F32Array, now: float) -> Sampled | Failed:
+    def _advance(self, sequence: Sequence, rows: F32Array, start: int, now: float) -> Sampled | Failed | None:
         try:
-            chunk = sequence.sample(row, now, weight_version=self.weight_version)
+            chunk = sequence.advance(rows, start, now, weight_version=self.weight_version)
         except DeadEnd:
             return self._fail(sequence, "No token of the vocabulary can continue the grammar.")
         except BadLogits:
@@ -331,11 +355,11 @@ class EngineCore:
             return self._fail(sequence, _engine_failed(error), FailureKind.INTERNAL)
         except BadGrammar as error:
             return self._fail(sequence, f"The grammar failed on a sampled token: {error}")
-        if chunk.ids and (rows := sequence.unreported_rows()):
-            sequence.report(self._forward.routes(rows))
-        if chunk.finish is not None:
+        if chunk is not None and chunk.ids and (spans := sequence.unreported_rows()):
+            sequence.report(self._forward.routes(spans))
+        if chunk is not None and chunk.finish is not None:
             return self._end(sequence, chunk)
-        return Sampled(request_id=sequence.request_id, chunk=chunk)
+        return None if chunk is None else Sampled(request_id=sequence.request_id, chunk=chunk)
 
     # -- a request's place
 
@@ -377,7 +401,10 @@ class EngineCore:
             self.pool.close(sequence.table, sequence.ids)
             sequence.table = None
 
-    def _problem(self, request_id: RequestId, prompt: "array[int]", params: SamplingParams) -> Failed | None:
+    def _problem(
+        self, request_id: RequestId, prompt: "array[int]", params: SamplingParams, score_from: int | None
+    ) -> Failed | None:
+        num_more = (params.max_tokens or 1) if score_from is None else 0
         vocab = self._forward.config.vocab_size
         kind, message, blame, retry_after_s = FailureKind.INVALID_REQUEST, "", None, None
         if len(self._waiting) >= self._limits.max_waiting:
@@ -385,10 +412,11 @@ class EngineCore:
             message = f"{self._limits.max_waiting} requests are already waiting for the engine."
         elif not prompt or min(prompt) < 0 or max(prompt) >= vocab:
             message = f"A prompt needs at least one id, each a token id: the vocabulary has {vocab} ids."
-        elif len(prompt) + (params.max_tokens or 1) > self.max_context_tokens:
-            message = (
-                f"{len(prompt)} prompt tokens plus max_tokens exceed the engine's {self.max_context_tokens} tokens."
-            )
+        elif score_from is not None and not 0 < score_from < len(prompt):
+            message = f"Of {len(prompt)} tokens those from {score_from} on cannot be scored."
+        elif len(prompt) + num_more > self.max_context_tokens:
+            plus = " plus max_tokens" if num_more else ""
+            message = f"{len(prompt)} prompt tokens{plus} exceed the engine's {self.max_context_tokens} tokens."
         elif (foreign := params.foreign_id(vocab)) is not None:
             name, id_ = foreign
             message = f"{id_} is not a token id: the vocabulary has {vocab} ids."

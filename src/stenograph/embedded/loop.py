@@ -58,6 +58,7 @@ class SteppedCore(Protocol):
         arrival: int,
         *,
         routes_from: int | None = None,
+        score_from: int | None = None,
     ) -> Failed | None:
         """Enqueue, ordered by `arrival`; from now on the core stamps `times`. Returns Failed for a refused request."""
         ...
@@ -95,6 +96,7 @@ class _Request:
     params: SamplingParams
     times: Times
     routes_from: int | None = None
+    score_from: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,16 +161,18 @@ class EngineLoop:
         request_id: RequestId | None = None,
         *,
         routes_from: int | None = None,
+        score_from: int | None = None,
     ) -> RequestId:
         """Enqueue a request, of text or of ids, and return its id. Its outcome arrives as events.
 
-        The last chunk has the experts of its positions from `routes_from` on; of none if it is None.
+        The last chunk has the experts of its positions from `routes_from` on; of none if it is None. With `score_from`
+        its own tokens from there on are scored, and none is sampled.
 
         Raises EngineUnavailable once the loop is closed, and ValueError for the id of a running request; then no
         request is made, and no event follows.
         """
         submitted = self._clock.monotonic()
-        request, refused = self._register(params, request_id, submitted, routes_from)
+        request, refused = self._register(params, request_id, submitted, routes_from, score_from)
         if refused is not None:
             self._inbox.put(_Arrived(request, refused, submitted))
         elif isinstance(prompt, str):
@@ -251,7 +255,12 @@ class EngineLoop:
     # -- submission
 
     def _register(
-        self, params: SamplingParams, request_id: RequestId | None, submitted: float, routes_from: int | None
+        self,
+        params: SamplingParams,
+        request_id: RequestId | None,
+        submitted: float,
+        routes_from: int | None,
+        score_from: int | None,
     ) -> tuple[_Request, EngineUnavailable | None]:
         """Make the request. From here on it gets exactly one final event, even if it is refused as one too many."""
         with self._lock:
@@ -270,6 +279,7 @@ class EngineLoop:
                 params=params,
                 times=Times(submitted=submitted),
                 routes_from=routes_from,
+                score_from=score_from,
             )
             self._arriving[request.request_id] = request
         return request, refused
@@ -349,6 +359,7 @@ class EngineLoop:
             request.times,
             request.arrival,
             routes_from=request.routes_from,
+            score_from=request.score_from,
         )
         if failed is None:
             with self._lock:

@@ -6,6 +6,7 @@ preempted (its table goes, everything else stays) and run again. Knows nothing o
 
 from array import array
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +20,14 @@ from stenograph.embedded.forward.weights import F32Array
 from stenograph.embedded.grammar.base import CompiledGrammar
 from stenograph.embedded.grammar.guide import Guide
 from stenograph.embedded.kv.block_pool import BlockTable
-from stenograph.embedded.sampler import Allowed, SampledToken, TokenSampler
+from stenograph.embedded.sampler import (
+    Allowed,
+    BadLogits,
+    SampledToken,
+    TokenSampler,
+    log_sum_exp,
+    top_logprobs,
+)
 from stenograph.embedded.times import Times
 
 if TYPE_CHECKING:
@@ -114,6 +122,11 @@ class Sequence:
         return len(self.ids) - self.num_filled
 
     @property
+    def findable_ids(self) -> "array[int]":
+        """The ids to look up in the KV; the last one is computed in any case."""
+        return self.ids
+
+    @property
     def is_ready(self) -> bool:
         """Whether its grammar, if it has one, has been compiled or refused."""
         return self.grammar is None or self.grammar.done()
@@ -128,6 +141,14 @@ class Sequence:
             spans=self.table.spans(end),
             logits_for=LogitsFor.LAST if end == len(self.ids) else LogitsFor.NONE,
         )
+
+    def restart(self) -> None:
+        """Other weights compute from now on; sampled tokens stay."""
+        return
+
+    def advance(self, rows: F32Array, start: int, now: float, *, weight_version: str) -> Chunk | None:
+        """Take the logits [n, V] of a segment from position `start` on: the last ones sample. Raises as `sample`."""
+        return self.sample(rows[-1], now, weight_version=weight_version)
 
     def sample(self, logits: F32Array, now: float, *, weight_version: str) -> Chunk:
         """Sample the next token from `logits` [V]. Raises DeadEnd, BadLogits and BadGrammar, for this request alone.
@@ -210,3 +231,76 @@ class Sequence:
         if self._num_sampled >= self._max_tokens:
             return Finish(reason=FinishReason.LENGTH)
         return None
+
+
+class ForcedSequence(Sequence):
+    """A request with all its tokens given: those from `start` on get their log-probabilities, in one chunk at its end.
+
+    It survives a preemption with its results; other weights begin it anew, so all are of the same.
+    """
+
+    def __init__(
+        self,
+        *,
+        request_id: RequestId,
+        arrival: int,
+        line: "array[int]",
+        start: int,
+        params: SamplingParams,
+        times: Times,
+        vocab_size: int,
+    ) -> None:
+        super().__init__(
+            request_id=request_id,
+            arrival=arrival,
+            prompt=line[:-1],  # nothing comes after the last: it needs no logits
+            params=params,
+            max_tokens=1,
+            eos_ids=frozenset(),
+            grammar=None,
+            text=None,
+            times=times,
+            vocab_size=vocab_size,
+        )
+        self._line = line
+        self._start = start
+        self._num_top = params.num_top_logprobs
+        self._logprobs: list[float] = []
+        self._tops: list[tuple[TopLogprob, ...]] = []
+
+    @property
+    def findable_ids(self) -> "array[int]":
+        """The ids before the next one to be scored: its logits are those of the one before it."""
+        return self._line[: self._start + len(self._logprobs)]
+
+    def segment(self, num_tokens: int) -> Segment:
+        plain = super().segment(num_tokens)
+        has_scored = plain.start + num_tokens >= self._start
+        return replace(plain, logits_for=LogitsFor.ALL if has_scored else LogitsFor.NONE)
+
+    def restart(self) -> None:
+        self._logprobs.clear()
+        self._tops.clear()
+
+    def advance(self, rows: F32Array, start: int, now: float, *, weight_version: str) -> Chunk | None:
+        """Score the tokens after those of a segment; the one chunk follows the last. Raises BadLogits."""
+        first = self._start + len(self._logprobs) - 1 - start
+        for place, row in enumerate(rows[first:], start=start + first + 1):
+            exact = row.astype(np.float64)
+            ln_total = log_sum_exp(exact)
+            if not np.isfinite(ln_total):
+                raise BadLogits
+            self._logprobs.append(float(exact[self._line[place]]) - ln_total)
+            if self._num_top:
+                self._tops.append(top_logprobs(exact, ln_total, self._num_top))
+        if self.num_pending:
+            return None
+        self.times.first_token = now
+        return Chunk(
+            ids=tuple(self._line[self._start :]),
+            logprobs=tuple(self._logprobs),
+            top_logprobs=tuple(self._tops) if self._num_top else None,
+            finish=Finish(reason=FinishReason.LENGTH),
+            num_cached_tokens=self.num_cached_tokens,
+            weight_version=weight_version,
+        )

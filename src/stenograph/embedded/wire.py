@@ -20,12 +20,14 @@ MAX_FRAME_BYTES = 1 << 30
 
 class Generate(msgspec.Struct, frozen=True, tag="generate"):
     """Begins a generation. `ids` are int32 in the machine's order. `routes_from`: the first position with its experts
-    in the last chunk; None: it has none."""
+    in the last chunk; None: it has none. `score_from`: nothing is sampled, and the one chunk has the log-probabilities
+    of the ids from there on."""
 
     request_id: RequestId
     ids: bytes
     params: SamplingParams
     routes_from: int | None = None
+    score_from: int | None = None
 
     def prompt(self) -> "array[int]":
         """The ids as an array."""

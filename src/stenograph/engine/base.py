@@ -16,12 +16,12 @@ import enum
 from array import array
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypedDict
+from typing import TYPE_CHECKING, Protocol, TypedDict
 
 from msgspec import Struct
 
 from stenograph.core.chat import ChatRequest
-from stenograph.core.errors import RouteNotFound
+from stenograph.core.errors import InvalidRequest, RouteNotFound
 from stenograph.core.json_types import Count
 from stenograph.core.kinds import SaltPolicy
 from stenograph.core.messages import MediaKind
@@ -40,6 +40,9 @@ from stenograph.core.types import (
 )
 from stenograph.core.weights import ControlAnswer, WeightCommand, without_weights
 from stenograph.model.tokenizer import Span
+
+if TYPE_CHECKING:
+    from stenograph.engine.scoring import ScoreRequest, Scores
 
 AFFINITY_HEADER = "x-smg-routing-key"  # of every generation: routers keep a session on one engine by it
 
@@ -233,6 +236,16 @@ class Engine(Protocol):
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         """Sample tokens; see the invariants above. Close the generator, or exhaust it."""
         ...
+
+    async def score(self, request: "ScoreRequest") -> "Scores":
+        """Log-probabilities of given tokens, by one teacher-forced pass. Leaving the wait ends it at the engine.
+
+        Raises UpstreamError, EngineUnavailable, or InvalidRequest where the engine cannot do it.
+        """
+        raise InvalidRequest(
+            f"The engine {self.capabilities.engine} gives no scores of recorded tokens: the embedded engine, vLLM,"
+            " SGLang and llama.cpp do."
+        )
 
     async def abort(self, request_id: RequestId) -> bool:
         """Ask for a generation's early end. Returns whether it was running; unknown ids are no error."""

@@ -66,7 +66,15 @@ class Bench:
         self.failures: dict[str, Failed] = {}
         self._num_added = 0
 
-    def add(self, name: str, prompt: list[int], *, routes_from: int | None = None, **params: Any) -> None:
+    def add(
+        self,
+        name: str,
+        prompt: list[int],
+        *,
+        routes_from: int | None = None,
+        score_from: int | None = None,
+        **params: Any,
+    ) -> None:
         self._num_added += 1
         settings = {"max_tokens": 8, "ignore_eos": True, **params}
         times = Times(submitted=float(self._num_added), tokenized=float(self._num_added))
@@ -77,6 +85,7 @@ class Bench:
             times,
             self._num_added,
             routes_from=routes_from,
+            score_from=score_from,
         )
         if failure is not None:
             self.failures[name] = failure

@@ -60,6 +60,13 @@ class Segment:
         if rows != self.start + len(self.ids):
             raise ValueError(f"{rows} rows for {self.start} + {len(self.ids)} positions")
 
+    @property
+    def num_logits(self) -> int:
+        """Rows of logits requested."""
+        if self.logits_for is LogitsFor.ALL:
+            return len(self.ids)
+        return int(self.logits_for is LogitsFor.LAST)
+
 
 def given_routes(segments: Sequence[Segment], config: LlamaConfig) -> NDArray[np.intc] | None:
     """The routes [T, layers, top_k] given by a batch's segments, -1 where they give none; None if none gives any.
