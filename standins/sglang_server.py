@@ -62,6 +62,16 @@ SERVER_INFO = {
 """The part of `/server_info` by which a server's chats can be streamed; recorded of 0.5.23."""
 
 
+def made_up_score(at: int, id_: int) -> float:
+    """The score of a token at a place."""
+    return -(1 + (at * 31 + id_) % 97) / 16
+
+
+def _is_scoring(body: dict[str, Any]) -> bool:
+    sampling: dict[str, Any] = body.get("sampling_params") or {}
+    return bool(sampling.get("max_new_tokens", 1) == 0)
+
+
 class SGLangServer(PlannedServer):
     """An SGLang server.
 
@@ -110,7 +120,7 @@ class SGLangServer(PlannedServer):
         self._heard_later = set[str]()
 
     def _is_generation(self, asked: AskedRequest, path: str) -> bool:
-        return asked.method == "POST" and path in (CHAT_PATH, GENERATE_PATH)
+        return asked.method == "POST" and path in (CHAT_PATH, GENERATE_PATH) and not _is_scoring(asked.json)
 
     def id_of(self, asked: AskedRequest) -> str:
         return str(asked.json.get("rid", ""))
@@ -143,6 +153,16 @@ class SGLangServer(PlannedServer):
                 missing = {"detail": "Not Found", "path": urllib.parse.unquote(path)}
                 body = json.dumps(missing if told is None else told).encode()
                 return Answer(status=404 if told is None else 200, body=body)
+
+    def _scored(self, body: dict[str, Any]) -> dict[str, Any]:
+        """A prompt's log-probabilities, made up of ids and places; the first row is empty, as a real one's."""
+        ids, start = body["input_ids"], body["logprob_start_len"]
+        rows = [[made_up_score(at, ids[at]) if at > start else None, ids[at], None] for at in range(start, len(ids))]
+        told = {"id": body["rid"], "input_token_logprobs": rows, "weight_version": self.weight_version or "default"}
+        if num_top := body.get("top_logprobs_num"):
+            best = [[-0.5 - place, place, None] for place in range(num_top)]
+            told["input_top_logprobs"] = [None, *[best] * (len(rows) - 1)]
+        return {"text": "", "output_ids": [], "meta_info": told}
 
     def _told(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
         """The answer of a route that a proxy may reach; None where there is no such route."""
@@ -213,6 +233,8 @@ class SGLangServer(PlannedServer):
                 told = {**names, "weight_version": self._named_version(), **MODEL_INFO}
             case "GET", "/server_info":
                 told = self.server_info
+            case "POST", "/generate":
+                told = self._scored(body)
             case _:
                 told = None
         return told

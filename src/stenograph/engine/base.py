@@ -220,6 +220,11 @@ class Engine(Protocol):
         return {}
 
     @property
+    def members(self) -> "Mapping[str, Engine]":
+        """The staying engines behind this one by name, or itself alone."""
+        return {self.name: self}
+
+    @property
     def forwards(self) -> bool:
         """Whether `forward` takes requests: the engine is a server. Known from the beginning."""
         return False
@@ -242,10 +247,7 @@ class Engine(Protocol):
 
         Raises UpstreamError, EngineUnavailable, or InvalidRequest where the engine cannot do it.
         """
-        raise InvalidRequest(
-            f"The engine {self.capabilities.engine} gives no scores of recorded tokens: the embedded engine, vLLM,"
-            " SGLang and llama.cpp do."
-        )
+        raise unscored(self.capabilities.engine)
 
     async def abort(self, request_id: RequestId) -> bool:
         """Ask for a generation's early end. Returns whether it was running; unknown ids are no error."""
@@ -317,3 +319,8 @@ class Engine(Protocol):
     async def aclose(self) -> None:
         """Stop everything this engine runs; generations under way end with EngineUnavailable."""
         ...
+
+
+def unscored(engine: str) -> InvalidRequest:
+    """The error of an engine without scores."""
+    return InvalidRequest(f"The engine {engine} scores no tokens: the embedded engine, vLLM and SGLang do.")

@@ -484,10 +484,10 @@ ROWS = [None, {"2": {"logprob": -1.0}}, {"5": {"logprob": -0.25}}, {"6": {"logpr
 def test_scores_are_those_of_the_sampled_tokens_and_the_best_beside_them() -> None:
     scores = decode_scores(dumped(scored(ROWS)), [5, 6], **ASKED, num_top=1)
     assert (list(scores.logprobs), scores.version) == ([-0.25, -3.0], "v1")
-    assert scores.top_logprobs == ((TopLogprob(id=5, logprob=-0.25),), (TopLogprob(id=1, logprob=-0.1),))
+    assert scores.top == ((TopLogprob(id=5, logprob=-0.25),), (TopLogprob(id=1, logprob=-0.1),))
     in_choice = {"request_id": "generate-tokens-r-scores", "choices": [{"index": 0, "prompt_logprobs": ROWS}]}
     scores = decode_scores(dumped(in_choice), [5, 6], **ASKED, num_top=0)
-    assert (list(scores.logprobs), scores.version, scores.top_logprobs) == ([-0.25, -3.0], None, None)
+    assert (list(scores.logprobs), scores.version, scores.top) == ([-0.25, -3.0], None, None)
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,6 @@ class Fleet(Engine):
         self._posts = [_MemberState(one.name, one.engine, Trust(trial_s=trial_s), one.url) for one in members]
         self._clock = clock
         self._healths = [member.engine.health() for member in members]
-        self._known: list[Capabilities] = []
         self._common: Capabilities | None = None
         self._turns: dict[RequestId, _FleetTurn] = {}
         self._sessions: OrderedDict[str, _SessionPlace] = OrderedDict()
@@ -148,10 +147,7 @@ class Fleet(Engine):
         assert self._common is not None, "capabilities are known once start has returned"
         healths = [post.engine.health() for post in self._posts]
         if any(now is not before for now, before in zip(healths, self._healths, strict=True)):  # it learned something
-            self._healths = healths
-            known = [post.engine.capabilities for post in self._posts]
-            if known != self._known:
-                self._known, self._common = known, self._shared(known)
+            self._count_anew()
         return self._common
 
     @property
@@ -209,6 +205,10 @@ class Fleet(Engine):
         self._count_anew()
 
     @property
+    def members(self) -> Mapping[str, Engine]:
+        return {post.name: post.engine for post in self._posts if not post.is_leaving}
+
+    @property
     def addresses(self) -> Mapping[str, str]:
         return {post.url: post.name for post in self._posts if not post.is_leaving}
 
@@ -241,11 +241,7 @@ class Fleet(Engine):
 
     def _count_anew(self) -> None:
         self._healths = [post.engine.health() for post in self._posts]
-        self._known = [post.engine.capabilities for post in self._posts]
-        self._common = self._shared(self._known)
-
-    def _shared(self, known: Sequence[Capabilities]) -> Capabilities:
-        return common_capabilities(dict(zip((post.name for post in self._posts), known, strict=True)))
+        self._common = common_capabilities({post.name: post.engine.capabilities for post in self._posts})
 
     async def aclose(self) -> None:
         """Close all, whatever becomes of one. Raises the first error, if there is any."""

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Cor
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 from yarl import URL
@@ -32,6 +32,9 @@ from stenograph.engine.http.adapter import (
 )
 from stenograph.engine.http.transport import DEFAULT_MAX_REPLY_BYTES, EngineTransport, Headers, HttpReply
 from stenograph.offload.body_slots import BodySlots
+
+if TYPE_CHECKING:
+    from stenograph.engine.scoring import ScoreRequest, Scores
 
 log = logging.getLogger(__name__)
 
@@ -177,6 +180,14 @@ class HttpEngine(Engine):
             self._judge(exchange.exception())
         if running.was_cut:
             yield Chunk(ids=(), logprobs=(), finish=Finish(reason=FinishReason.ABORT))
+
+    async def score(self, request: "ScoreRequest") -> "Scores":
+        try:
+            return await self._adapter.score(request, self._ask)
+        except asyncio.CancelledError:
+            if (call := self._adapter.abort_call(request.request_id)) is not None:
+                self._own(self._tell("abort", request.request_id, call), name=f"{self._name}-abort")
+            raise
 
     async def abort(self, request_id: RequestId) -> bool:
         """Ask the engine until the generation ends: an abort that overtakes its request is forgotten there."""

@@ -31,6 +31,7 @@ from stenograph.engine.http.adapter import (
     passed_through,
 )
 from stenograph.engine.http.transport import HttpReply
+from stenograph.engine.scoring import ScoreRequest, Scores
 from stenograph.engine.settings import ReplayKind
 from stenograph.engine.vllm.control import vllm_calls, vllm_version
 from stenograph.engine.vllm.reply import Expected, VLLMReader
@@ -42,7 +43,7 @@ from stenograph.engine.vllm.request import (
     encode_request,
     request_headers,
 )
-from stenograph.engine.vllm.scores import Scores, decode_scores, encode_scoring, scoring_id
+from stenograph.engine.vllm.scores import decode_scores, encode_given, encode_scoring, scoring_id
 from stenograph.engine.vllm.wire import TOO_LONG, decode_models
 
 ABORT_PATHS = ("/inference/v1/abort_requests", "/abort_requests")
@@ -140,6 +141,22 @@ class VLLM(EngineAdapter):
             return call, VLLMReading(reader)
         return call, VLLMGuidedReading(reader, request, route=found.route, model=found.model)
 
+    async def score(self, request: ScoreRequest, ask: Ask) -> Scores:
+        found = known(self._found)
+        body = encode_given(request, route=found.route, model=request.policy or found.model)
+        http = await ask("POST", found.route.value, body, request_headers(request.request_id, None))
+        if http.status != 200:
+            raise passed_through(http)
+        scores = decode_scores(
+            http.body,
+            request.ids[request.start :],
+            request_id=request.request_id,
+            route=found.route,
+            num_prompt=request.start,
+            num_top=request.num_top,
+        )
+        return request.answered(scores.logprobs, scores.top, version=scores.version)
+
     def abort_call(self, request_id: RequestId) -> Call | None:
         found = known(self._found)
         if found.abort_path is None:
@@ -224,7 +241,7 @@ class VLLMGuidedReading(EngineReading):
                 "one_version",
                 f"the weights changed from {sorted(versions)} to {scores.version!r} before a guided turn was scored",
             )
-        return (structs.replace(sampled, logprobs=scores.logprobs, top_logprobs=scores.top_logprobs),)
+        return (structs.replace(sampled, logprobs=scores.logprobs, top_logprobs=scores.top),)
 
     async def _scores(self, ask: Ask, ids: "array[int]") -> Scores:
         body = encode_scoring(self._request, ids, route=self._route, model=self._model)

@@ -1,8 +1,8 @@
-"""The model's own scores of tokens sampled under a grammar: asks vLLM again, and reads its answer. Pure.
+"""The model's own scores of given tokens: asks vLLM for a prompt's, and reads its answer. Pure.
 
-vLLM rules tokens out before it takes its "raw" logprobs, so a token forced by the grammar has the logprob 0 (measured;
-docs/engines.md). A prompt's logprobs are the model's: the sampled ids are sent as the end of one. The laws, besides
-those of `wire`:
+Given tokens are those that somebody wants to have scored, and those sampled under a grammar: vLLM rules tokens out
+before it takes its "raw" logprobs, so a token forced by the grammar has the logprob 0 (measured; docs/engines.md). A
+prompt's logprobs are the model's: the ids are sent as the end of one. The laws, besides those of `wire`:
 
     request_agrees          the reply is to the request sent
     has_logprobs            there is a logprob for each id of the prompt
@@ -12,7 +12,6 @@ those of `wire`:
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -22,6 +21,7 @@ from stenograph.core.ids_json import encode_ids, join_ids, prompt_json
 from stenograph.core.types import TopLogprob
 from stenograph.engine.base import GenerateRequest
 from stenograph.engine.rows import decoded
+from stenograph.engine.scoring import ScoreRequest, Scores
 from stenograph.engine.vllm.request import VLLMRoute, salt_parts
 from stenograph.engine.vllm.wire import NO_LOGPROB, VLLM_LAWS, VLLMSpan, check_request
 
@@ -48,28 +48,24 @@ class _Scored(msgspec.Struct):
 _SCORED = msgspec.json.Decoder(_Scored)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scores:
-    """`logprobs[i]` is ln p(ids[i]) in nats under the model alone. `version`: of the weights, None if not reported."""
-
-    logprobs: "array[float]"
-    top_logprobs: tuple[tuple[TopLogprob, ...], ...] | None
-    version: str | None
-
-
 def encode_scoring(request: GenerateRequest, ids: "array[int]", *, route: VLLMRoute, model: str) -> bytes:
     """The body to ask for the scores of `ids` after the request's prompt."""
-    prompt = b"".join(prompt_json(request.prompt))
-    both = join_ids((prompt, encode_ids(ids)))
-    asked = b'"temperature":0,"max_tokens":1,"prompt_logprobs":%d' % request.params.num_top_logprobs
-    head = b'{"model":%b,"request_id":%b%b,' % (
-        msgspec.json.encode(model),
-        msgspec.json.encode(scoring_id(request)),
-        b"".join(salt_parts(request.cache_salt)),
-    )
+    both = join_ids((b"".join(prompt_json(request.prompt)), encode_ids(ids)))
+    head = (scoring_id(request), request.params.num_top_logprobs, b"".join(salt_parts(request.cache_salt)))
+    return _scoring_body(both, *head, route=route, model=model)
+
+
+def encode_given(request: ScoreRequest, *, route: VLLMRoute, model: str) -> bytes:
+    """The body to ask for the scores of given ids."""
+    return _scoring_body(encode_ids(request.ids), request.request_id, request.num_top, b"", route=route, model=model)
+
+
+def _scoring_body(ids: bytes, request_id: str, num_top: int, salt: bytes, *, route: VLLMRoute, model: str) -> bytes:
+    asked = b'"temperature":0,"max_tokens":1,"prompt_logprobs":%d' % num_top
+    head = b'{"model":%b,"request_id":%b%b,' % (msgspec.json.encode(model), msgspec.json.encode(request_id), salt)
     if route is VLLMRoute.GENERATE:
-        return b"".join((head, b'"sampling_params":{', asked, b'},"token_ids":[', both, b"]}"))
-    return b"".join((head, asked, b',"prompt":[', both, b"]}"))
+        return b"".join((head, b'"sampling_params":{', asked, b'},"token_ids":[', ids, b"]}"))
+    return b"".join((head, asked, b',"prompt":[', ids, b"]}"))
 
 
 def scoring_id(request: GenerateRequest) -> str:
@@ -101,7 +97,7 @@ def decode_scores(
     spans = choice.weight_versions
     return Scores(
         logprobs=logprobs,
-        top_logprobs=tuple(tops) if num_top else None,
+        top=tuple(tops) if num_top else None,
         version=spans[-1].version if spans else None,
     )
 
