@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from stenograph.core.errors import EngineUnavailable
 from stenograph.core.routing import RoutingHint
-from stenograph.core.types import Chunk, Finish, FinishReason, GrammarKind, RequestId
+from stenograph.core.types import Chunk, Finish, FinishReason, GrammarKind, RequestId, TopLogprob
 from stenograph.engine.base import Capabilities, Engine, EngineHealth, EngineState, GenerateRequest
+from stenograph.engine.scoring import ScoreRequest, Scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,11 @@ class _Running:
 
     aborted: asyncio.Event
     steps: asyncio.Semaphore
+
+
+def scripted_score(at: int, id_: int, policy: str | None = None) -> float:
+    """The score of a token at a place."""
+    return -(1 + (at * 31 + id_ + len(policy or "")) % 97) / 16
 
 
 class ScriptedEngine(Engine):
@@ -71,6 +77,14 @@ class ScriptedEngine(Engine):
             streams=True,
             hints=frozenset(RoutingHint),
         )
+        self.scored: list[ScoreRequest] = []
+        """Requests for scores, in order."""
+        self.unscored: list[RequestId] = []
+        """Those of them that somebody left."""
+        self.was_left = asyncio.Event()
+        """Set once there is one."""
+        self.on_score: Callable[[ScoreRequest], None] = lambda request: None
+        """Called when one comes."""
         self.weight_version: str | None = None
         self._model = model
         self._scripts: deque[Script] = deque()
@@ -135,6 +149,31 @@ class ScriptedEngine(Engine):
     async def start(self) -> None:
         self._state = EngineState.READY
         self._closed.clear()
+
+    async def find_version(self) -> str | None:
+        return self.weight_version
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        """Scores made up of ids and places, and of the policy's name; a paused engine gives none."""
+        self.scored.append(request)
+        self.on_score(request)
+        async with self._changed:
+            self._changed.notify_all()
+        try:
+            await self._going.wait()
+        except asyncio.CancelledError:
+            self.unscored.append(request.request_id)
+            self.was_left.set()
+            raise
+        places = range(request.start, len(request.ids))
+        logprobs = [scripted_score(at, request.ids[at], request.policy) for at in places]
+        best = tuple(tuple(TopLogprob(id=id_, logprob=-float(id_)) for id_ in range(request.num_top)) for _ in places)
+        return request.answered(logprobs, best, version=self.weight_version)
+
+    async def scoring(self, num_requests: int) -> None:
+        """Wait until this many requests for scores have come."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: len(self.scored) >= num_requests)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         if self._state is not EngineState.READY:

@@ -27,7 +27,7 @@ LAYERS = [
     ["http"],
     ["client"],
     ["trainers", "envs"],
-    ["embedded", "cluster", "console", "otel", "weights", "backup"],
+    ["embedded", "cluster", "console", "otel", "weights", "scores", "backup"],
     ["cli"],
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
@@ -68,6 +68,7 @@ PURE = (
     "engine/llamacpp/wire",
     "client/batch",
     "client/samples",
+    "client/scores",
     "client/shown",
     "client/errors",
     "trainers",
@@ -77,6 +78,8 @@ PURE = (
     "session/retries",
     "store/codec",
     "weights/commands",
+    "scores/passes",
+    "scores/requests",
     "store/groups",
     "cluster/postgres/lease",
     "embedded/kv",

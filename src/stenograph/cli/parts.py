@@ -18,6 +18,11 @@ PARTS = (
         groups="stenograph.weights.groups:weight_groups",
     ),
     Part(
+        name="scores",
+        routes=("stenograph.scores.routes:ScoreRoutes",),
+        groups="stenograph.scores.routes:score_groups",
+    ),
+    Part(
         name="backup",
         routes=("stenograph.backup.routes:BackupRoute",),
         groups="stenograph.backup.routes:backup_groups",

@@ -20,7 +20,15 @@ from stenograph.core.settings import Section, Setting, SettingsTable, Switch, ch
 from stenograph.engine.settings import EngineKind, ReplayKind
 from stenograph.http.settings import Settings
 from stenograph.model.settings import default_cache_dir
-from stenograph.parts import ClusterSettings, EmbeddedSettings, ForwardKind, TorchDtype, TraceSettings, WeightSettings
+from stenograph.parts import (
+    ClusterSettings,
+    EmbeddedSettings,
+    ForwardKind,
+    ScoreSettings,
+    TorchDtype,
+    TraceSettings,
+    WeightSettings,
+)
 from stenograph.store.settings import Durability
 
 
@@ -51,7 +59,9 @@ class LogSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommandSettings(ClusterSettings, TraceSettings, WeightSettings, EmbeddedSettings, Settings, LogSettings):
+class CommandSettings(
+    ClusterSettings, TraceSettings, ScoreSettings, WeightSettings, EmbeddedSettings, Settings, LogSettings
+):
     """A command's settings: a server's, those of its parts and of its log. Made by `load_settings`, or by hand in
     tests."""
 

@@ -6,7 +6,7 @@ The arrays are views of the payload: nothing is copied, and they are read-only. 
 import json
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypedDict, cast, overload
 
 import numpy as np
@@ -40,6 +40,7 @@ class SampleOptions(TypedDict, total=False):
     kinds: Sequence[str]
     include_side: bool
     include_failed: bool
+    scores: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -87,7 +88,8 @@ class DecodedSample:
     `tokens` int64 [T]; `loss_mask` uint8 [R]; `log_probs` float64 [R], nats, 0.0 where the mask is 0: tempered ones,
     unless `logprobs_kind` says otherwise. `raw_log_probs` and `sampling_log_probs` [R] or None. `routed_experts`
     [T - 1, layers, top_k] and `indexer_topk` [T - 1, K], or None. `turns` are the rows of docs/samples.md.
-    `num_prompt_tokens` and `num_cached_tokens` are sums over the turns, as the engine counted them.
+    `num_prompt_tokens` and `num_cached_tokens` are sums over the turns, as the engine counted them. `scores` float64
+    [R] are the annotations asked for, by name, 0.0 where the mask is 0.
     """
 
     tokens: NDArray[np.int64]
@@ -108,9 +110,10 @@ class DecodedSample:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     metadata: Mapping[str, object]
+    scores: Mapping[str, NDArray[np.float64]] = field(default_factory=dict[str, NDArray[np.float64]])
 
     def __post_init__(self) -> None:
-        lengths = {len(self.loss_mask), len(self.log_probs)}
+        lengths = {len(self.loss_mask), len(self.log_probs), *map(len, self.scores.values())}
         if len(lengths) != 1 or len(self.loss_mask) > len(self.tokens):
             raise BadPayload(f"a sample's mask and log-probabilities have lengths {lengths} of {len(self.tokens)}")
 
@@ -286,6 +289,10 @@ def _sample(fields: Mapping[str, object], tensors: Mapping[str, NDArray[np.gener
         num_prompt_tokens=int(counts.get("total_prompt_tokens", 0)),
         num_cached_tokens=int(counts.get("cached_tokens", 0)),
         metadata=cast("Mapping[str, object]", fields["metadata"]),
+        scores={
+            name: np.array(values, np.float64)
+            for name, values in cast("Mapping[str, list[float]]", fields.get("scores", {})).items()
+        },
     )
 
 

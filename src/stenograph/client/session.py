@@ -9,6 +9,7 @@ from typing import Literal, SupportsFloat, TypedDict, Unpack, cast
 from stenograph.client.calls import HttpCalls
 from stenograph.client.errors import SessionGone
 from stenograph.client.samples import DecodedSamples, Reward, SampleOptions, decoded
+from stenograph.client.scores import ScoreOptions, SessionScores, decoded_scores
 
 RolloutEnd = Literal["ok", "agent_failed", "infra_failed", "aborted"]
 """The verdicts of `PUT …/outcome`."""
@@ -98,6 +99,12 @@ class RolloutSession:
         if len(payload) < LARGE_PAYLOAD_BYTES:
             return decoded(payload)
         return await asyncio.to_thread(decoded, payload)
+
+    async def score(self, **options: Unpack[ScoreOptions]) -> SessionScores:
+        """Score the session's recorded tokens by one pass, kept under its `name` for samples (`scores=[name]`)."""
+        return decoded_scores(
+            await self._calls.json("POST", f"{self.root_url}/scores", cast("dict[str, object]", options))
+        )
 
     async def abort(self) -> int:
         """End the running turns at the engine; their callers get the partial replies. Returns how many there were."""

@@ -13,6 +13,7 @@ from stenograph.client.client import Client
 from stenograph.client.progress import ProgressSink
 from stenograph.client.rollouts import BatchOptions, FieldsOf, WrongAgent
 from stenograph.client.samples import DecodedSamples, Reward, SampleOptions
+from stenograph.client.scores import ScoreOptions, SessionScores
 from stenograph.client.session import RolloutEnd, RolloutSession, SessionFields
 from stenograph.client.shown import repr_line
 
@@ -76,6 +77,10 @@ class SyncRolloutSession:
     def samples(self, **options: Unpack[SampleOptions]) -> DecodedSamples:
         """As `RolloutSession.samples`."""
         return self._thread.run(self._session.samples(**options))
+
+    def score(self, **options: Unpack[ScoreOptions]) -> SessionScores:
+        """As `RolloutSession.score`."""
+        return self._thread.run(self._session.score(**options))
 
     def abort(self) -> int:
         """As `RolloutSession.abort`."""

@@ -1,7 +1,9 @@
-"""The outcome of a rollout, as its trainer or its agent says it. Pure."""
+"""Judgements on a rollout after its turns: its outcome, as its trainer or its agent says it, and scores of its tokens,
+as a model gives them. Pure."""
 
 import enum
 import math
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -50,3 +52,41 @@ class SessionOutcome:
         values = self.reward.values() if isinstance(self.reward, Mapping) else (self.reward or 0.0,)
         if not all(map(math.isfinite, values)):
             raise ValueError(f"a reward is a finite number, got {self.reward!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnScores:
+    """Scores of a turn's first N sampled tokens: `logprobs` [N] float64, nats. `top_ids` int32 and `top_logprobs`
+    float64 [N * K] are the K likeliest at each place, row by row; empty where none were asked for."""
+
+    logprobs: "array[float]"
+    top_ids: "array[int]"
+    top_logprobs: "array[float]"
+
+    def __post_init__(self) -> None:
+        if len(self.top_ids) != len(self.top_logprobs) or (self.top_ids and len(self.top_ids) % len(self.logprobs)):
+            raise ValueError(f"{len(self.top_ids)} alternatives of {len(self.logprobs)} tokens")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Annotation:
+    """Scores of a session's recorded tokens by a teacher-forced pass: of the turns by node id, or of `tokens` by their
+    text at one place.
+
+    `digest` is that of everything scored and of the weights: the same again is not scored again. `policy` is the model
+    or LoRA by the engine's name, None for the one that samples. `at` is in seconds of the epoch.
+    """
+
+    name: str
+    digest: str
+    engine: str
+    policy: str | None
+    version: str | None
+    at: float
+    turns: Mapping[int, TurnScores]
+    tokens: Mapping[str, float]
+
+    @property
+    def num_scored(self) -> int:
+        """Tokens with a score."""
+        return len(self.tokens) + sum(len(turn.logprobs) for turn in self.turns.values())

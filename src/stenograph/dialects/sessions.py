@@ -30,6 +30,9 @@ MAX_LISTED = 10_000
 """Most ids of sessions in one request."""
 
 
+ScoreNames = Annotated[list[str], Meta(max_length=64)]
+
+
 class CreateSession(StatedOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Options of a new session, its budgets among them. `null` means absent.
 
@@ -67,7 +70,8 @@ class SamplesRequest(msgspec.Struct, forbid_unknown_fields=True):
     needs pyarrow.
 
     `kinds` are the kinds of strands that become samples; `include_side: true` is all of them, and needs no `kinds`.
-    `include_failed: true`: those of a rollout that failed by infrastructure too.
+    `include_failed: true`: those of a rollout that failed by infrastructure too. `scores`: annotations by their names,
+    each a number per token.
     """
 
     max_seq_len: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
@@ -77,6 +81,7 @@ class SamplesRequest(msgspec.Struct, forbid_unknown_fields=True):
     kinds: list[Annotated[str, Meta(extra_json_schema={"enum": [kind.value for kind in StrandKind]})]] | None = None
     include_side: bool | None = None
     include_failed: bool | None = None
+    scores: ScoreNames | None = None
     sampling_mask: bool | None = None
 
 
@@ -99,6 +104,7 @@ class BulkSamplesRequest(msgspec.Struct, forbid_unknown_fields=True):
     kinds: list[Annotated[str, Meta(extra_json_schema={"enum": [kind.value for kind in StrandKind]})]] | None = None
     include_side: bool | None = None
     include_failed: bool | None = None
+    scores: ScoreNames | None = None
 
 
 class AbortRequest(msgspec.Struct, forbid_unknown_fields=True):

@@ -152,7 +152,7 @@ class EmbeddedEngine(Engine):
     async def score(self, request: "ScoreRequest") -> "Scores":
         """A prefill behind every request for tokens; it ends early by being left."""
         if request.policy is not None:
-            raise InvalidRequest("The embedded engine has one policy: leave policy out.", param="/policy")
+            raise InvalidRequest("The embedded engine has one policy: leave policy out.")
         params = SamplingParams(num_top_logprobs=request.num_top)
         forced = partial(Generate, ids=request.ids.tobytes(), params=params, score_from=request.start)
         async with aclosing(self._run(request.request_id, lambda name: frame(forced(request_id=name)))) as chunks:

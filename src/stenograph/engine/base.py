@@ -247,7 +247,8 @@ class Engine(Protocol):
 
         Raises UpstreamError, EngineUnavailable, or InvalidRequest where the engine cannot do it.
         """
-        raise unscored(self.capabilities.engine)
+        able = "the embedded engine, vLLM and SGLang do"
+        raise InvalidRequest(f"The engine {self.capabilities.engine} scores no tokens: {able}.")
 
     async def abort(self, request_id: RequestId) -> bool:
         """Ask for a generation's early end. Returns whether it was running; unknown ids are no error."""
@@ -319,8 +320,3 @@ class Engine(Protocol):
     async def aclose(self) -> None:
         """Stop everything this engine runs; generations under way end with EngineUnavailable."""
         ...
-
-
-def unscored(engine: str) -> InvalidRequest:
-    """The error of an engine without scores."""
-    return InvalidRequest(f"The engine {engine} scores no tokens: the embedded engine, vLLM and SGLang do.")

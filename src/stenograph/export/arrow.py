@@ -76,6 +76,10 @@ def _batch(pa: Any, samples: Sequence[Sample]) -> Any:
         "rollout_log_probs": _lists(pa, [as_numpy(sample.rollout_log_probs) for sample in samples], pa.float64()),
         "raw_log_probs": _lists(pa, [_maybe_numpy(sample.raw_log_probs) for sample in samples], pa.float64()),
         "sampling_log_probs": _lists(pa, [_maybe_numpy(sample.sampling_log_probs) for sample in samples], pa.float64()),
+        "scores": pa.array(
+            [None if not sample.scores else list(sample.scores.items()) for sample in samples],
+            pa.map_(pa.string(), pa.list_(pa.float64())),
+        ),
         "logprobs_kind": pa.array([sample.logprobs_kind for sample in samples], pa.string()),
         "rollout_routed_experts": _lists(pa, experts, pa.int32(), depth=3),
         "rollout_indexer_topk": _lists(pa, chosen, pa.int32(), depth=2),

@@ -137,6 +137,7 @@ def sample_meta(sample: Sample) -> dict[str, object]:
         "response_length": sample.response_length,
         "raw_log_probs": sample.raw_log_probs,
         "sampling_log_probs": sample.sampling_log_probs,
+        **({"scores": sample.scores} if sample.scores else {}),
         "spec_info": {},
         "nulls": [name for name, replay in _replays(sample).items() if replay is None],
     }

@@ -108,6 +108,7 @@ class JsonSample(SampleFacts):
     sampling_log_probs: Sequence[Logprob] | None
     rollout_routed_experts: Sequence[object] | None
     rollout_indexer_topk: Sequence[object] | None
+    scores: NotRequired[Mapping[str, Sequence[Logprob]]]
     token_texts: NotRequired[Sequence[str]]
     sampling_mask: NotRequired[Sequence[TokenIds | None]]
 
@@ -124,7 +125,8 @@ class Sample:
     `weight_spans`: spans over `tokens`, in order; every sampled token in a span was sampled by its version; prompt
     tokens between them take no part. `turns` has a row for each turn. `routed_experts` [T - 1, layers, top_k] and
     `indexer_topk` [T - 1, K] are made by export/replay.py, or None. `num_prompt_tokens` and `num_cached_tokens` are
-    sums over the turns, as the engine counted them. `outcome` is the session's, None if nobody has set it.
+    sums over the turns, as the engine counted them. `outcome` is the session's, None if nobody has set it. `scores` [R]
+    by name are the asked for annotations', 0.0 where the mask is 0.
     """
 
     tokens: "array[int]"
@@ -145,6 +147,7 @@ class Sample:
     indexer_topk: ReplayRows | None = field(default=None, compare=False)
     outcome: SessionOutcome | None = None
     metadata: Mapping[str, object] = field(default_factory=dict[str, object])
+    scores: "Mapping[str, array[float]]" = field(default_factory=dict[str, "array[float]"])
 
     def __post_init__(self) -> None:
         lengths = {len(self.loss_mask), len(self.rollout_log_probs), self.response_length}
@@ -303,6 +306,8 @@ def to_json(sample: Sample, *, token_text: Callable[[int], str] | None = None, w
     }
     if "logprobs_kind" in facts:
         body["logprobs_kind"] = facts["logprobs_kind"]
+    if sample.scores:
+        body["scores"] = sample.scores
     if token_text is not None:
         starts = range(0, len(sample.tokens), _PIECE_TEXTS)
         texts = ([token_text(id_) for id_ in sample.tokens[start : start + _PIECE_TEXTS]] for start in starts)

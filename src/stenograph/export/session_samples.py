@@ -9,6 +9,7 @@ from typing import TypedDict, cast
 from stenograph.core.drift import DriftReport, drift_json
 from stenograph.core.json_pieces import as_list
 from stenograph.core.kinds import TRAINED_KINDS, HistoryKind, StrandKind
+from stenograph.core.loaded import entry
 from stenograph.core.types import LogprobsKind
 from stenograph.export.lines import left_out, strand_row, tree_metadata
 from stenograph.export.records import SessionMetadata, discarded_json, outcome_json
@@ -30,7 +31,7 @@ class JsonSamples(TypedDict):
 class SampleWishes:
     """The wanted samples: the kinds of strands, the longest length, and the metadata beside a session's.
 
-    `required`: each trained token must have a log-probability of that kind.
+    `required`: each trained token must have a log-probability of that kind. `scores` are names of annotations.
     """
 
     kinds: Sequence[StrandKind] = TRAINED_KINDS
@@ -38,6 +39,7 @@ class SampleWishes:
     metadata: Mapping[str, object] = field(default_factory=dict[str, object])
     include_failed: bool = False
     required: LogprobsKind | None = None
+    scores: Sequence[str] = ()
 
 
 def session_samples(
@@ -68,6 +70,8 @@ def session_samples(
         required=wishes.required,
         include_failed=wishes.include_failed,
     )
+    if wishes.scores:
+        made = entry("stenograph.export.scores:with_scores")(made, facts.annotations, wishes.scores)
     latest = facts.latest
     report = None if latest is None else reports[latest.id]
     metadata = session_metadata(facts, latest, report, max_trim_tokens=max_trim_tokens)

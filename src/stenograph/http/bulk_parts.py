@@ -62,6 +62,11 @@ class SessionParts(Protocol):
         """Delete a session, and end its turns. Raises as `SessionManager.delete`, and WorkerUnavailable."""
         ...
 
+    async def passed_on(self, session_id: str, path: str, body: bytes) -> bytes | None:
+        """The answer of a session's process to a POST of JSON, an error's too; None where it is this one. Raises
+        WorkerUnavailable."""
+        ...
+
     def asked_by(self, scope: Scope) -> "SessionParts":
         """The same, for a request: its keys go to each process asked for a part."""
         ...
@@ -85,6 +90,9 @@ class OwnParts:
 
     def asked_by(self, scope: Scope) -> SessionParts:
         return self
+
+    async def passed_on(self, session_id: str, path: str, body: bytes) -> bytes | None:
+        return None
 
     async def remove(self, session_id: str) -> None:
         await self.sessions.manager.delete(session_id)

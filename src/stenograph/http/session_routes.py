@@ -399,6 +399,7 @@ class SessionRoutes:
             metadata=wire.metadata or {},
             include_failed=bool(wire.include_failed),
             required=self.required_logprobs,
+            scores=tuple(dict.fromkeys(wire.scores or ())),
         )
 
     async def drift_of(self, session: Session, ends: Sequence[Node]) -> list[tuple[Node, DriftReport]]:

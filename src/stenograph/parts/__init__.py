@@ -96,6 +96,21 @@ class WeightSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScoreSettings:
+    """Settings of scores."""
+
+    scores_in_flight: int = setting(
+        4,
+        whole_number(1, 1024),
+        "Most sessions whose tokens are scored at an engine at once (`POST /sessions/{id}/scores`); turns go first in"
+        " the embedded engine.",
+        unit="sessions",
+        section=Section.ENGINE,
+        after="weights_dir",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class TraceSettings:
     """Settings of traces."""
 

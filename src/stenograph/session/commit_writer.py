@@ -1,4 +1,4 @@
-"""Step 9 of a turn, its first half: writing to the store before memory. Commits, and outcomes of sessions.
+"""Step 9 of a turn, its first half: writing to the store before memory. Commits, and the rows beside them.
 
 Owns no session and no store. The written rows are settled when they are handed over; `then` commits the turns in memory
 in the callback of their durability, in the order of the store, so memory and disk never differ.
@@ -8,15 +8,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from stenograph.core.errors import StenographError
-from stenograph.core.outcome import SessionOutcome
 from stenograph.session.ledger import OpenRow
 from stenograph.session.retries import RequestIdentity, print_of
 from stenograph.session.session import Session
 from stenograph.session.steps import RunningTurn
 from stenograph.session.turn import RequestRun, TurnOutcome
 from stenograph.store.base import SessionStore
-from stenograph.store.codec.commits import encode_commit, encode_outcome
-from stenograph.store.codec.rows import OUTCOME, Totals
+from stenograph.store.codec.commits import encode_commit
+from stenograph.store.codec.rows import Totals
 from stenograph.trajectory.commits import PlacedTurn, RequestMark, SessionCommit, StrandOpened
 from stenograph.trajectory.strand import Leases
 
@@ -123,17 +122,17 @@ class StoreWriter:
         return added
 
 
-def keep_outcome(
-    store: SessionStore, session: Session, outcome: SessionOutcome, *, at: float
+def keep_row(
+    store: SessionStore, session: Session, kind: int, payload: bytes, *, at: float, then: Callable[[], None]
 ) -> "asyncio.Future[None]":
-    """Write a session's outcome; the session has it once it is durable. The future has the error of the store.
-    Cancelling it takes nothing back. `at`: the start of the session's idle time; an outcome does not change it."""
-    assert session.tail is not None, "a session is in the store before its outcome is"
+    """Write a row beside a session's turns; `then` is called once it is durable. The future has the error of the store.
+    Cancelling it takes nothing back. `at`: the start of the session's idle time; the row does not change it."""
+    assert session.tail is not None, "a session is in the store before its rows are"
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def done(error: StenographError | None) -> None:
         if error is None:
-            session.outcome = outcome
+            then()
         if future.done():  # whoever waited has left
             return
         if error is None:
@@ -141,6 +140,5 @@ def keep_outcome(
         else:
             future.set_exception(error)
 
-    payload = encode_outcome(outcome, idle_since=at)
-    store.append(session.tail, payload, adds=Totals(), at=at, done=done, kind=OUTCOME)
+    store.append(session.tail, payload, adds=Totals(), at=at, done=done, kind=kind)
     return future

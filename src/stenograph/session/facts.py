@@ -44,6 +44,7 @@ def session_facts(session: Session) -> SessionFacts:
         strands=facts,
         outcome=session.outcome,
         discarded=session.strands.discarded,
+        annotations=dict(session.annotations),
     )
 
 

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from stenograph.core.errors import ModelMismatch, SessionNotFound, StorageUnavailable
 from stenograph.core.kinds import HistoryKind
-from stenograph.core.outcome import RolloutVerdict, SessionOutcome, TokenFate
+from stenograph.core.outcome import Annotation, RolloutVerdict, SessionOutcome, TokenFate
 from stenograph.core.types import RequestId, SessionId
 from stenograph.session.kept import KeptReply, StoredReply
 from stenograph.session.ledger import RequestLedger
@@ -64,6 +64,8 @@ class Session:
         self.ledger = RequestLedger()
         self.outcome: SessionOutcome | None = None
         """The rollout's outcome, once somebody has said it."""
+        self.annotations: dict[str, Annotation] = {}
+        """Scores of its tokens, by name."""
         self.is_closing = False
         """Whether it is being deleted; nothing is committed from then on."""
         self.on_closed: Callable[[], None] = _ignore

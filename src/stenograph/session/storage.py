@@ -241,6 +241,7 @@ def restored_session(
         strands=restored.strands,
     )
     session.opened_by, session.outcome, session.tail = opened.request, restored.outcome, stored.tail()
+    session.annotations = restored.annotations
     if model is not None and opened.model.digest != model.digest:
         session.refusal = ModelMismatch(session.id, made_with=opened.model.name, served=model.name)
     for commit, placed in restored.commits:

@@ -1,6 +1,7 @@
 """The interface of a store of sessions, and its contract, which tests/store_laws.py checks.
 
-A store keeps rows of bytes: a session's opening, then one row for each commit and each outcome, in order. It knows
+A store keeps rows of bytes: a session's opening, then one row for each commit, outcome and
+annotation, in order. It knows
 neither the content of a row (store/codec) nor the meaning of a session. Its methods are called on the event loop; the
 work is done elsewhere.
 
@@ -30,6 +31,7 @@ from stenograph.store.codec.rows import (
     DIGEST_BYTES,
     OPENED,
     OUTCOME,
+    SCORES,
     RowDamaged,
     Totals,
     row_digest,
@@ -228,7 +230,8 @@ def checked_payloads(stored: StoredSession) -> list[memoryview]:
                 raise RowDamaged(f"row {seq} is missing, row {row.seq} follows")
             if len(row.digest) != DIGEST_BYTES or row_digest(before, stored.session_id, seq, row.body) != row.digest:
                 raise RowDamaged("its digest does not fit its bytes and the row before")
-            payloads.append(row_payload(row.body, OPENED) if seq == 0 else row_payload(row.body, COMMIT, OUTCOME))
+            kinds = (OPENED,) if seq == 0 else (COMMIT, OUTCOME, SCORES)
+            payloads.append(row_payload(row.body, *kinds))
         except RowDamaged as error:
             raise damaged_at(stored.session_id, row.seq, error) from error
         before = row.digest

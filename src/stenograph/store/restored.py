@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from stenograph.core.errors import SessionDamaged
-from stenograph.core.outcome import SessionOutcome
+from stenograph.core.loaded import entry
+from stenograph.core.outcome import Annotation, SessionOutcome
 from stenograph.core.types import SessionId
 from stenograph.store.base import StoredSession, StoredSummary, checked_payloads, damaged_at
 from stenograph.store.codec.commits import decode_commit, decode_opened, decode_outcome, outcome_idle_since
-from stenograph.store.codec.rows import OUTCOME, RowDamaged, Totals, row_kind, row_payload
+from stenograph.store.codec.rows import OUTCOME, SCORES, RowDamaged, Totals, row_kind, row_payload
 from stenograph.trajectory.commits import LedgerRow, SessionCommit, SessionOpened, SessionOptions
 from stenograph.trajectory.matching import Matcher
 from stenograph.trajectory.strand import Strand, Strands
@@ -75,6 +76,7 @@ class RestoredTurns:
         self.strands = strands
         self.outcome: SessionOutcome | None = None
         self.outcome_seq = 0
+        self.annotations: dict[str, Annotation] = {}
         self.commits: list[tuple[SessionCommit, list[tuple[Strand, Node]]]] = []
         self.nodes: dict[int, Node] = {}
         self.rows: dict[int, int] = {}
@@ -89,6 +91,12 @@ class RestoredTurns:
         if kind == OUTCOME:
             self.outcome, self.outcome_seq = decode_outcome(payload), seq
             if (idle_since := outcome_idle_since(payload)) is not None:
+                self.times[seq] = idle_since
+            return
+        if kind == SCORES:
+            annotation, idle_since = entry("stenograph.store.codec.annotations:decode_annotation")(payload)
+            self.annotations[annotation.name] = annotation
+            if idle_since is not None:
                 self.times[seq] = idle_since
             return
         commit = decode_commit(payload, self.nodes.__getitem__)

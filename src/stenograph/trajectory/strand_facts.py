@@ -4,11 +4,11 @@ A strand without tools beside one with tools is a side request. Of the others th
 chapter has the kind of the strand it continues.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stenograph.core.kinds import HistoryKind, StrandKind
-from stenograph.core.outcome import SessionOutcome
+from stenograph.core.outcome import Annotation, SessionOutcome
 from stenograph.trajectory.commits import SessionOptions
 from stenograph.trajectory.history import Discarded
 from stenograph.trajectory.turn import Node
@@ -86,8 +86,8 @@ class StrandFacts:
 class SessionFacts:
     """All strands of a session, by their numbers. A strand has one line, unless its `options` say that it is a tree.
 
-    `outcome` is the session's, None if it has none; `session_id` is "" for a session nobody kept. `discarded` are turns
-    replaced by later ones.
+    `outcome` is the session's, None if it has none; `annotations` are scores of its tokens, by name; `session_id` is ""
+    for a session nobody kept. `discarded` are turns replaced by later ones.
     """
 
     options: SessionOptions
@@ -95,6 +95,7 @@ class SessionFacts:
     session_id: str = ""
     outcome: SessionOutcome | None = None
     discarded: Discarded = field(default_factory=Discarded)
+    annotations: Mapping[str, Annotation] = field(default_factory=dict[str, Annotation])
 
     @property
     def nodes(self) -> list[Node]:

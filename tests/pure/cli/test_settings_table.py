@@ -45,7 +45,8 @@ def test_every_setting_can_be_given_under_each_of_its_names(tmp_path: Path):
         "chat_template_kwargs": '{"thinks": [false, 1.5]}', "allow_special_in_text": "on", "engine": "sglang",
         "engine_url": "http://127.0.0.1:1", "engine_api_key": "e-1", "engine_keys": "keys.toml",
         "connect_timeout": "0.5", "max_reply_bytes": "4096",
-        "engine_logprobs": "raw", "weight_version": "w-1", "weights_dir": "w", "replay": "all", "reply": "lean",
+        "engine_logprobs": "raw", "weight_version": "w-1", "weights_dir": "w", "scores_in_flight": "2",
+        "replay": "all", "reply": "lean",
         "engine_threads": "2", "max_batch": "3", "kv_tokens": "4096", "step_tokens": "64",
         "prefix_reuse": "on", "forward": "numpy", "torch_device": "auto",
         "torch_dtype": "float32", "tokenize_workers": "0",
@@ -335,7 +336,7 @@ def test_variables_that_kubernetes_would_not_set_still_stop_the_start(key: str, 
 def test_each_part_s_settings_are_among_a_command_s_and_a_server_without_them_has_their_defaults() -> None:
     classes = [one for one in vars(parts).values() if isinstance(one, type) and one.__module__ == parts.__name__]
     declared = [one for one in classes if is_dataclass(one)]
-    assert len(declared) == 4
+    assert len(declared) == 5
     for one in declared:
         assert issubclass(CommandSettings, one)
         assert settings_of(one, Settings()) == one()

@@ -8,7 +8,7 @@ import re
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -23,12 +23,9 @@ from stenograph.core.errors import (
 from stenograph.core.kinds import ReplyMode
 from stenograph.core.types import Chunk, LogprobsKind, RequestId
 from stenograph.core.weights import WeightCommand, without_weights
-from stenograph.engine.base import Capabilities, GenerateRequest, unscored
+from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.http.transport import Headers, HttpReply
 from stenograph.engine.settings import ReplayKind
-
-if TYPE_CHECKING:
-    from stenograph.engine.scoring import ScoreRequest, Scores
 
 T = TypeVar("T")
 
@@ -138,6 +135,9 @@ class EngineAdapter(Protocol):
     too_long: ClassVar[Sequence["re.Pattern[bytes]"]] = ()
     """The engine's messages for a request too long for its context, as `told_too_long` reads them."""
 
+    scorer: ClassVar[str] = ""
+    """The entry of `(adapter, ScoreRequest, Ask) -> Scores`, async; empty where the engine scores no tokens."""
+
     @property
     def names_requests(self) -> bool:
         """Whether each reply names its request; where none does, no connection is used twice."""
@@ -156,10 +156,6 @@ class EngineAdapter(Protocol):
         """The request of a generation, and the reader of its reply. Raises InvalidRequest if the engine cannot
         do it."""
         ...
-
-    async def score(self, request: "ScoreRequest", ask: Ask) -> "Scores":
-        """The log-probabilities of given tokens. Raises UpstreamError, or InvalidRequest if the engine has none."""
-        raise unscored(self.capabilities.engine)
 
     def refusal(self, http: HttpReply, request: GenerateRequest) -> StenographError:
         """The error for a status other than 200, as the answer to `request`."""

@@ -18,6 +18,7 @@ from msgspec import Struct
 from yarl import URL
 
 from stenograph.core.errors import EngineUnavailable, StartupError, StenographError, UpstreamError, UpstreamUnreachable
+from stenograph.core.loaded import entry
 from stenograph.core.types import Chunk, Finish, FinishReason, RequestId
 from stenograph.core.weights import UNNAMED, ControlAnswer, NameWeights, UpdateWeights, WeightCommand
 from stenograph.engine.base import AFFINITY_HEADER, Capabilities, Engine, EngineHealth, EngineState, GenerateRequest
@@ -182,8 +183,11 @@ class HttpEngine(Engine):
             yield Chunk(ids=(), logprobs=(), finish=Finish(reason=FinishReason.ABORT))
 
     async def score(self, request: "ScoreRequest") -> "Scores":
+        if not self._adapter.scorer:
+            return await super().score(request)
         try:
-            return await self._adapter.score(request, self._ask)
+            scores: Scores = await entry(self._adapter.scorer)(self._adapter, request, self._ask)
+            return scores
         except asyncio.CancelledError:
             if (call := self._adapter.abort_call(request.request_id)) is not None:
                 self._own(self._tell("abort", request.request_id, call), name=f"{self._name}-abort")

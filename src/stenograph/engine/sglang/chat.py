@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from stenograph.core.errors import StenographError
 from stenograph.core.kinds import ReplyMode
@@ -28,14 +27,13 @@ from stenograph.engine.sglang.generate_wire import too_long
 from stenograph.engine.sglang.lean_copy import cut_replay
 from stenograph.engine.sglang.request import tells_support
 
-if TYPE_CHECKING:
-    from stenograph.engine.scoring import ScoreRequest, Scores
-
 CHAT_PATH = "/v1/chat/completions"
 
 
 class SGLangChat(EngineAdapter):
     """A server with `input_ids` on its chat route. Its own route serves all but chats (`SGLangGenerate`)."""
+
+    scorer = SGLangGenerate.scorer
 
     def __init__(self, options: AdapterOptions) -> None:
         self._model = options.model
@@ -81,9 +79,6 @@ class SGLangChat(EngineAdapter):
             reply_mode=self._reply_mode,
             wants_support=request.params.support and tells_support(request.params),
         )
-
-    async def score(self, request: "ScoreRequest", ask: Ask) -> "Scores":
-        return await self._native.score(request, ask)
 
     def refusal(self, http: HttpReply, request: GenerateRequest) -> StenographError:
         return self._native.refusal(http, request) if request.chat is None else too_long(http) or passed_through(http)

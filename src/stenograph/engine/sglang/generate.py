@@ -2,11 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from stenograph.core.errors import StenographError
 from stenograph.core.kinds import SaltPolicy
-from stenograph.core.loaded import entry
 from stenograph.core.routing import RoutingHint
 from stenograph.core.types import LogprobsKind, LogprobsReport, RepetitionOver, RequestId
 from stenograph.core.weights import WeightCommand
@@ -34,9 +32,6 @@ from stenograph.engine.sglang.generate_wire import (
 from stenograph.engine.sglang.grammar import GRAMMARS
 from stenograph.engine.sglang.request import MAX_SUPPORT_TOP_K, encode_abort, encode_close, tells_support
 
-if TYPE_CHECKING:
-    from stenograph.engine.scoring import ScoreRequest, Scores
-
 GENERATE_PATH = "/generate"
 ABORT_PATH = "/abort_request"
 CLOSE_PATH = "/close_session"
@@ -51,6 +46,8 @@ WORKERS_PATH = "/workers"
 
 class SGLangGenerate(EngineAdapter):
     """A server with the route `/generate`."""
+
+    scorer = "stenograph.engine.sglang.scores:scored"
 
     def __init__(self, options: AdapterOptions) -> None:
         """Its log-probabilities are raw where it runs with `SGLANG_RETURN_ORIGINAL_LOGPROB`; it takes them from
@@ -123,10 +120,6 @@ class SGLangGenerate(EngineAdapter):
             row_size=self._route_size,
             wants_support=request.params.support and tells_support(request.params),
         )
-
-    async def score(self, request: "ScoreRequest", ask: Ask) -> "Scores":
-        scores: Scores = await entry("stenograph.engine.sglang.scores:scored")(request, ask, GENERATE_PATH)
-        return scores
 
     def refusal(self, http: HttpReply, request: GenerateRequest) -> StenographError:
         return too_long(http) or in_our_shape(http)

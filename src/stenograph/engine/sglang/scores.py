@@ -9,7 +9,7 @@ import msgspec
 from stenograph.core.errors import UpstreamInvalid
 from stenograph.core.ids_json import encode_ids
 from stenograph.core.types import TopLogprob
-from stenograph.engine.http.adapter import Ask, in_our_shape
+from stenograph.engine.http.adapter import Ask, EngineAdapter, in_our_shape
 from stenograph.engine.rows import META_LAWS, check_request, decoded
 from stenograph.engine.scoring import ScoreRequest, Scores
 from stenograph.engine.sglang.generate_wire import too_long
@@ -73,9 +73,9 @@ def _pair(row: _Row) -> TopLogprob:
             raise UpstreamInvalid("has_logprobs", f"a token is not scored: {row!r}"[:120])
 
 
-async def scored(request: ScoreRequest, ask: Ask, path: str) -> Scores:
+async def scored(_adapter: EngineAdapter, request: ScoreRequest, ask: Ask) -> Scores:
     """Ask a server. Raises UpstreamError, and ContextLengthExceeded."""
-    http = await ask("POST", path, encode_given(request))
+    http = await ask("POST", "/generate", encode_given(request))
     if http.status != 200:
         raise too_long(http) or in_our_shape(http)
     return decode_given(http.body, request)

@@ -65,6 +65,7 @@ class VLLM(EngineAdapter):
     """A vLLM server, or a router before several of one kind."""
 
     too_long = TOO_LONG
+    scorer = "stenograph.engine.vllm.adapter:scored"
 
     def __init__(self, options: AdapterOptions) -> None:
         """Tokens sampled under a grammar are scored where its log-probabilities are raw."""
@@ -87,6 +88,12 @@ class VLLM(EngineAdapter):
 
     def __repr__(self) -> str:
         return f"<VLLM {self.capabilities.model} {self._found}>"
+
+    @property
+    def place(self) -> tuple[VLLMRoute, str]:
+        """The route that it is asked by, and its model's name. Raises EngineUnavailable before it is known."""
+        found = known(self._found)
+        return found.route, found.model
 
     @property
     def names_requests(self) -> bool:
@@ -140,22 +147,6 @@ class VLLM(EngineAdapter):
         if not self._scores(request.params):
             return call, VLLMReading(reader)
         return call, VLLMGuidedReading(reader, request, route=found.route, model=found.model)
-
-    async def score(self, request: ScoreRequest, ask: Ask) -> Scores:
-        found = known(self._found)
-        body = encode_given(request, route=found.route, model=request.policy or found.model)
-        http = await ask("POST", found.route.value, body, request_headers(request.request_id, None))
-        if http.status != 200:
-            raise passed_through(http)
-        scores = decode_scores(
-            http.body,
-            request.ids[request.start :],
-            request_id=request.request_id,
-            route=found.route,
-            num_prompt=request.start,
-            num_top=request.num_top,
-        )
-        return request.answered(scores.logprobs, scores.top, version=scores.version)
 
     def abort_call(self, request_id: RequestId) -> Call | None:
         found = known(self._found)
@@ -257,6 +248,24 @@ class VLLMGuidedReading(EngineReading):
             num_prompt=self._request.prompt.num_tokens,
             num_top=self._request.params.num_top_logprobs,
         )
+
+
+async def scored(adapter: VLLM, request: ScoreRequest, ask: Ask) -> Scores:
+    """The scores of given tokens. Raises UpstreamError."""
+    route, model = adapter.place
+    body = encode_given(request, route=route, model=request.policy or model)
+    http = await ask("POST", route.value, body, request_headers(request.request_id, None))
+    if http.status != 200:
+        raise passed_through(http)
+    scores = decode_scores(
+        http.body,
+        request.ids[request.start :],
+        request_id=request.request_id,
+        route=route,
+        num_prompt=request.start,
+        num_top=request.num_top,
+    )
+    return request.answered(scores.logprobs, scores.top, version=scores.version)
 
 
 def wants_support(params: SamplingParams) -> bool:

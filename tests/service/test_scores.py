@@ -1,0 +1,283 @@
+"""Scores of recorded tokens: what is scored, what is kept of it, and what is refused."""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from standins.clock import ManualClock
+from standins.scripted_engine import ScriptedEngine, scripted_score
+from stenograph.engine.fleet.fleet import Fleet, FleetMember
+from stenograph.text.renderer import Renderer
+
+from .conftest import Live, assistant, running, user
+from .test_durable import Serve as Kept
+from .test_durable import folder, kept
+
+__all__ = ["folder", "kept"]
+
+Serve = Callable[..., AbstractAsyncContextManager[Live]]
+
+
+async def rollout(live: Live, *, num_turns: int = 2, **options: Any) -> str:
+    session = await live.open(**options)
+    messages: list[dict[str, Any]] = []
+    for number in range(num_turns):
+        live.says(f"reply {number}")
+        messages.append(user(f"question {number}"))
+        answer = await live.chat(session, *messages)
+        assert answer.status == 200, answer.body
+        messages.append(assistant(f"reply {number}"))
+    return session
+
+
+async def sample_of(live: Live, session: str, **fields: Any) -> dict[str, Any]:
+    answer = await live.call("POST", f"/sessions/{session}/samples", {"format": "json", **fields})
+    assert answer.status == 200, answer.body
+    (sample,) = answer.json()["samples"]
+    return dict(sample)
+
+
+def expected(sample: Mapping[str, Any], policy: str | None = None) -> list[list[float]]:
+    ids = sample["tokens"]
+    return [[scripted_score(at, ids[at], policy) for at in range(row["start"], row["end"])] for row in sample["turns"]]
+
+
+async def scored(live: Live, session: str, **fields: Any) -> dict[str, Any]:
+    answer = await live.call("POST", f"/sessions/{session}/scores", fields)
+    assert answer.status == 200, answer.body
+    return dict(answer.json())
+
+
+async def test_each_sampled_token_of_a_line_is_scored_in_one_pass(live: Live) -> None:
+    session = await rollout(live)
+    told = await scored(live, session, name="teacher", top_k=2)
+    sample = await sample_of(live, session)
+    assert [turn["log_probs"] for turn in told["turns"]] == expected(sample)
+    assert [turn["node_id"] for turn in told["turns"]] == [row["node_id"] for row in sample["turns"]]
+    assert told["turns"][0]["top_ids"] == [0, 1] * len(told["turns"][0]["log_probs"])
+    assert (told["engine"], told["policy"], told["was_scored"]) == ("scripted", None, False)
+    (request,) = live.engine.scored
+    assert list(request.ids) == sample["tokens"]
+    assert request.start == sample["turns"][0]["start"]
+
+
+async def test_what_is_scored_already_is_not_scored_again_but_by_other_weights(live: Live) -> None:
+    session = await rollout(live)
+    first = await scored(live, session)
+    again = await scored(live, session)
+    assert again == {**first, "was_scored": True}
+    assert len(live.engine.scored) == 1
+    for fields in ({"policy": "teacher"}, {"top_k": 1}, {"prompt": "x"}):
+        assert not (await scored(live, session, **fields))["was_scored"]
+    live.engine.weight_version = "v2"
+    newer = await scored(live, session, prompt="x")
+    assert (newer["was_scored"], newer["weight_version"]) == (False, "v2")
+    live.says("more")
+    messages = [user("question 0"), assistant("reply 0"), user("question 1"), assistant("reply 1"), user("m")]
+    assert (await live.chat(session, *messages)).status == 200
+    assert not (await scored(live, session, prompt="x"))["was_scored"]
+
+
+async def test_another_prompt_stands_in_place_of_the_first_and_changes_nothing_recorded(
+    live: Live, renderer: Renderer
+) -> None:
+    session = await rollout(live)
+    before = (await live.call("GET", f"/sessions/{session}")).body
+    told = await scored(live, session, prompt=[{"role": "system", "content": "The answer is 4."}, user("q")])
+    sample = await sample_of(live, session)
+    num_first = sample["turns"][0]["start"]
+    (request,) = live.engine.scored
+    assert list(request.ids[request.start :]) == sample["tokens"][num_first:]
+    text = renderer.tokenizer.decode(request.ids[: request.start])
+    assert "The answer is 4." in text
+    assert text.endswith("assistant\n")
+    assert sum(len(turn["log_probs"]) for turn in told["turns"]) == sum(sample["loss_mask"])
+    assert (await live.call("GET", f"/sessions/{session}")).body == before
+
+
+async def test_named_tokens_are_scored_after_a_question_or_at_a_position(live: Live, renderer: Renderer) -> None:
+    session = await rollout(live)
+    tokens = ["y", "n"]
+    told = await scored(live, session, name="judge", tokens=tokens, question="Is that right?")
+    sample = await sample_of(live, session)
+    passes = live.engine.scored
+    for text, request in zip(tokens, passes, strict=True):
+        assert request.ids[-1:] == renderer.tokenizer.encode(text)
+        assert list(request.ids[: len(sample["tokens"])]) == sample["tokens"]
+        assert told["tokens"][text] == scripted_score(request.start, request.ids[-1])
+        shown = renderer.tokenizer.decode(request.ids[len(sample["tokens"]) : -1])
+        assert "Is that right?" in shown
+        assert shown.endswith("assistant\n")
+    assert told["turns"] == []
+    at = sample["turns"][1]["start"]
+    placed = await scored(live, session, tokens=["y"], position=at)
+    assert list(live.engine.scored[-1].ids[:-1]) == sample["tokens"][:at]
+    assert placed["tokens"] == {"y": scripted_score(at, live.engine.scored[-1].ids[-1])}
+    assert (await scored(live, session, tokens=["y"]))["num_scored"] == 1
+    assert list(live.engine.scored[-1].ids[:-1]) == sample["tokens"]
+
+
+async def test_a_turn_in_several_lines_of_a_tree_is_scored_once(live: Live) -> None:
+    session = await live.open(history="tree")
+    live.says("one")
+    await live.chat(session, user("a"))
+    first = [user("a"), assistant("one")]
+    for tail in ([user("b")], [user("b"), assistant("to b"), user("again")], [user("c")]):
+        live.says(f"to {tail[-1]['content']}")
+        assert (await live.chat(session, *first, *tail)).status == 200
+    told = await scored(live, session)
+    assert sorted(turn["node_id"] for turn in told["turns"]) == [0, 1, 2, 3]
+    assert len(live.engine.scored) == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"name": "a b"}, "/name"),
+        ({"engine": "other"}, "/engine"),
+        ({"strand": 1}, "/strand"),
+        ({"top_k": 21}, "/top_k"),
+        ({"top_k": 0}, "/top_k"),
+        ({"tokens": []}, "/tokens"),
+        ({"tokens": ["two words of text"]}, "/tokens/0"),
+        ({"tokens": ["y", "y"]}, "/tokens"),
+        ({"position": 3}, "/position"),
+        ({"tokens": ["y"], "position": 10_000}, "/position"),
+        ({"tokens": ["y"], "position": 1, "question": "q"}, "/position"),
+        ({"prompt": [{"role": "assistant", "content": "x"}]}, "/prompt/0/role"),
+        ({"prompt": []}, "/prompt"),
+        ({"prompt": ""}, "/prompt"),
+        ({"question": "q"}, "/question"),
+        ({"temperature": 1}, "/temperature"),
+    ],
+)
+async def test_a_wrong_request_is_refused_and_scores_nothing(live: Live, body: dict[str, Any], param: str) -> None:
+    session = await rollout(live, num_turns=1)
+    answer = await live.call("POST", f"/sessions/{session}/scores", body)
+    assert answer.status == 400, answer.body
+    assert answer.json()["error"]["param"] == param
+    assert live.engine.scored == []
+
+
+async def test_a_session_without_a_turn_and_one_that_is_not_there_have_no_scores(live: Live) -> None:
+    session = await live.open()
+    assert (await live.call("POST", f"/sessions/{session}/scores", {})).status == 400
+    await live.call("DELETE", f"/sessions/{session}")
+    assert (await live.call("POST", f"/sessions/{session}/scores", b"no JSON")).status == 404
+
+
+async def test_a_client_that_leaves_ends_the_pass(live: Live) -> None:
+    session = await rollout(live)
+    live.engine.pause()
+    async with asyncio.TaskGroup() as tasks:
+        asked = tasks.create_task(live.call("POST", f"/sessions/{session}/scores", {}))
+        await live.engine.scoring(1)
+        asked.cancel()
+    await live.engine.was_left.wait()
+    live.engine.resume()
+    assert not (await scored(live, session))["was_scored"]
+    assert live.engine.unscored == [live.engine.scored[0].request_id]
+
+
+async def test_many_sessions_are_scored_a_line_each_and_only_once(live: Live) -> None:
+    sessions = [await rollout(live, num_turns=1, group="g") for _ in range(6)]
+    empty = await live.open(group="g")
+    lines = await many(live, group="g", name="teacher")
+    assert [line["session_id"] for line in lines[:-1]] == [*sessions, empty]
+    assert [line.get("was_scored") for line in lines[:-1]] == [False] * 6 + [None]
+    assert lines[-2]["error"]["code"] == "invalid_request"
+    num = len(live.engine.scored)
+    total = sum(line["num_scored"] for line in lines[:6])
+    assert lines[-1] == {"done": True, "sessions": 7, "failed": 1, "scored_tokens": total}
+    again = await many(live, sessions=[*sessions, "0" * 32], name="teacher")
+    assert [line.get("was_scored") for line in again[:-1]] == [True] * 6 + [None]
+    assert again[-1] == {"done": True, "sessions": 7, "failed": 1, "scored_tokens": 0}
+    assert len(live.engine.scored) == num
+
+
+async def many(live: Live, **fields: Any) -> list[dict[str, Any]]:
+    answer = await live.call("POST", "/scores", fields)
+    assert answer.status == 200, answer.body
+    return [json.loads(line) for line in answer.body.splitlines()]
+
+
+@pytest.mark.parametrize("body", [{}, {"sessions": [], "group": "g"}, {"group": "g", "question": "q"}])
+async def test_sessions_nobody_named_are_not_scored(live: Live, body: dict[str, Any]) -> None:
+    assert (await live.call("POST", "/scores", body)).status == 400
+
+
+async def test_no_more_sessions_are_scored_at_once_than_the_setting_allows(serve: Serve) -> None:
+    async with serve(scores_in_flight=2) as live:
+        for _ in range(5):
+            await rollout(live, num_turns=1, group="g")
+        live.engine.pause()
+        async with asyncio.TaskGroup() as tasks:
+            asked = tasks.create_task(many(live, group="g"))
+            await live.engine.scoring(2)
+            assert (await live.call("GET", "/health")).status == 200
+            assert len(live.engine.scored) == 2
+            live.engine.resume()
+        assert asked.result()[-1]["sessions"] == 5
+
+
+async def test_an_engine_of_a_fleet_is_named_by_its_address(renderer: Renderer) -> None:
+    engines = [ScriptedEngine(vocab_size=renderer.tokenizer.vocab_size, max_context_tokens=4096) for _ in range(2)]
+    fleet = Fleet([FleetMember(name=f"e{n}", engine=one) for n, one in enumerate(engines)], clock=ManualClock())
+    await fleet.start()
+    async with running(fleet, renderer) as (url, manager), aiohttp.ClientSession() as client:
+        both = [Live(url=url, engine=one, renderer=renderer, manager=manager, client=client) for one in engines]
+        for one in both:
+            one.says("one")
+        session = await both[0].open()
+        assert (await both[0].chat(session, user("a"))).status == 200
+        await scored(both[0], session, engine="e1")
+        assert [len(engine.scored) for engine in engines] == [0, 1]
+        refused = await both[0].call("POST", f"/sessions/{session}/scores", {"engine": "e2"})
+        assert "engine is one of e0, e1" in refused.json()["error"]["message"]
+
+
+async def test_weights_that_come_between_two_passes_leave_no_annotation(live: Live) -> None:
+    session = await rollout(live)
+    engine = live.engine
+    engine.on_score = lambda request: setattr(engine, "weight_version", f"v{len(engine.scored)}")
+    answer = await live.call("POST", f"/sessions/{session}/scores", {"tokens": ["y", "n"]})
+    assert (answer.status, answer.json()["error"]["code"]) == (503, "engine_unavailable")
+    assert (await live.call("GET", f"/sessions/{session}/scores")).json()["scores"] == []
+    told = await scored(live, session, tokens=["y"])  # of one pass: the weights are those that the pass names
+    assert told["weight_version"] == "v3"
+
+
+async def test_annotations_are_there_after_an_eviction_and_a_restart(kept: Kept) -> None:
+    async with kept(max_sessions=1) as live:
+        session = await rollout(live)
+        told = await scored(live, session, name="teacher", policy="P☃", top_k=2)
+        judged = await scored(live, session, name="judge", tokens=["y", "n"])
+        await scored(live, session, name="judge", tokens=["y"], position=3)
+        judged = await scored(live, session, name="judge", tokens=["y", "n"])
+        listed = (await live.call("GET", f"/sessions/{session}/scores")).json()
+        assert [one["name"] for one in listed["scores"]] == ["teacher", "judge"]
+        await live.open()
+        assert not live.manager.sessions.has(session)
+        assert (await live.call("GET", f"/sessions/{session}/scores")).json() == listed
+    async with kept() as live:
+        again = await scored(live, session, name="teacher", policy="P☃", top_k=2)
+        assert again == {**told, "was_scored": True}
+        assert await scored(live, session, name="judge", tokens=["y", "n"]) == {**judged, "was_scored": True}
+        assert live.engine.scored == []
+        messages = [user("question 0"), assistant("reply 0"), user("question 1"), assistant("reply 1"), user("m")]
+        live.says("goes on")
+        assert (await live.chat(session, *messages)).status == 200
+
+
+async def test_a_session_keeps_no_more_annotations_than_it_may(live: Live) -> None:
+    session = await rollout(live, num_turns=1)
+    for number in range(64):
+        await scored(live, session, name=f"n{number}")
+    refused = await live.call("POST", f"/sessions/{session}/scores", {"name": "one-more"})
+    assert (refused.status, "the most" in refused.json()["error"]["message"]) == (400, True)
+    await scored(live, session, name="n0", top_k=1)
