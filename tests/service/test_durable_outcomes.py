@@ -8,6 +8,7 @@ import pytest
 
 from standins.clock import ManualClock
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome
+from stenograph.session.said import put_outcome
 from stenograph.store.folder import DataFolder
 
 from .conftest import Live, user
@@ -73,7 +74,7 @@ async def test_an_outcome_that_cannot_be_kept_is_503_and_the_one_before_holds(ke
 async def test_an_outcome_whose_client_leaves_is_kept_all_the_same(kept: Serve) -> None:
     async with kept() as live:
         session = await live.open()
-        putting = asyncio.ensure_future(live.manager.sessions.put_outcome(session, SessionOutcome(reward=0.75)))
+        putting = asyncio.ensure_future(put_outcome(live.manager.sessions, session, SessionOutcome(reward=0.75)))
         await asyncio.sleep(0)
         putting.cancel()
         await asyncio.wait({putting})

@@ -11,13 +11,13 @@ import pytest
 from standins.faults import Answer
 from standins.planned_server import AskedRequest
 from standins.sglang_server import SGLangServer, made_up_score
+from standins.teacher_forcing import line_logprobs
 from standins.tiny.llama import write_tiny_folder
 from standins.vllm_server import VLLMServer
 from stenograph.core.errors import InvalidRequest, StenographError, UpstreamInvalid, UpstreamRefused
 from stenograph.core.types import RequestId, TopLogprob
 from stenograph.embedded.engine import EmbeddedEngine
 from stenograph.embedded.forward.numpy_forward import NumpyForward
-from stenograph.embedded.forward.teacher_forcing import line_logprobs
 from stenograph.embedded.forward.weights import load_weights
 from stenograph.embedded.options import EmbeddedOptions
 from stenograph.engine.http.adapter import AdapterOptions, EngineAdapter

@@ -7,10 +7,13 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import aiohttp
+import numpy as np
 import pytest
 
 from standins.clock import ManualClock
 from standins.scripted_engine import ScriptedEngine, scripted_score
+from stenograph.client import Client
+from stenograph.client.samples import decoded
 from stenograph.engine.fleet.fleet import Fleet, FleetMember
 from stenograph.text.renderer import Renderer
 
@@ -281,3 +284,74 @@ async def test_a_session_keeps_no_more_annotations_than_it_may(live: Live) -> No
     refused = await live.call("POST", f"/sessions/{session}/scores", {"name": "one-more"})
     assert (refused.status, "the most" in refused.json()["error"]["message"]) == (400, True)
     await scored(live, session, name="n0", top_k=1)
+
+
+@pytest.mark.parametrize("format_", ["json", "safetensors"])
+async def test_samples_have_the_scores_that_are_asked_for_by_name(live: Live, format_: str) -> None:
+    session = await rollout(live)
+    await scored(live, session, name="teacher")
+    await scored(live, session, name="reference", policy="base")
+    plain = await sample_of(live, session)
+    assert "scores" not in plain
+    names = ["teacher", "reference"]
+    if format_ == "json":
+        found = (await sample_of(live, session, scores=names))["scores"]
+    else:
+        payload = (await live.call("POST", f"/sessions/{session}/samples", {"scores": names})).body
+        (decoded_sample,) = decoded(payload)
+        found = {name: values.tolist() for name, values in decoded_sample.scores.items()}
+    first = len(plain["tokens"]) - plain["response_length"]
+    for name, policy in (("teacher", None), ("reference", "base")):
+        flat = [value for turn in expected(plain, policy) for value in turn]
+        assert [one for one, mask in zip(found[name], plain["loss_mask"], strict=True) if mask] == flat
+        assert [one for one, mask in zip(found[name], plain["loss_mask"], strict=True) if not mask] == [0.0] * (
+            len(plain["tokens"]) - first - len(flat)
+        )
+
+
+async def test_samples_refuse_scores_that_are_not_there_or_older_than_a_turn(live: Live) -> None:
+    session = await rollout(live, num_turns=1)
+    path = f"/sessions/{session}/samples"
+    refused = await live.call("POST", path, {"scores": ["teacher"]})
+    assert (refused.status, "it has: none" in refused.json()["error"]["message"]) == (400, True)
+    await scored(live, session, name="teacher")
+    live.says("more")
+    assert (await live.chat(session, user("question 0"), assistant("reply 0"), user("on"))).status == 200
+    stale = await live.call("POST", path, {"scores": ["teacher"]})
+    assert (stale.status, stale.json()["error"]["code"]) == (422, "samples_inconsistent")
+    await scored(live, session, name="teacher")
+    assert (await live.call("POST", path, {"scores": ["teacher"]})).status == 200
+
+
+async def test_a_cut_sample_has_the_scores_of_its_tokens(live: Live) -> None:
+    session = await rollout(live)
+    await scored(live, session, name="teacher")
+    whole = await sample_of(live, session, scores=["teacher"])
+    cut = await sample_of(live, session, scores=["teacher"], max_seq_len=len(whole["tokens"]) - 2)
+    assert cut["scores"]["teacher"] == whole["scores"]["teacher"][:-2]
+
+
+async def test_the_client_has_scores_as_arrays(live: Live) -> None:
+    async with Client(live.url) as client, client.session() as session:
+        live.says("one")
+        await live.chat(session.id, user("a"))
+        scores = await session.score(name="teacher", top_k=3)
+        (sample,) = await session.samples(scores=["teacher"])
+        (row,) = sample.turns
+        of_turn = scores.turns[row["node_id"]]  # type: ignore[index]
+        np.testing.assert_array_equal(of_turn, sample.scores["teacher"][sample.loss_mask == 1])
+        assert scores.top[0].ids.shape == (len(of_turn), 3)
+        judged = await session.score(name="judge", tokens=["y", "n"], question="Right?")
+        assert set(judged.tokens) == {"y", "n"}
+        assert judged.turns == {}
+
+
+async def test_an_arrow_stream_has_scores_as_a_map(live: Live) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    session = await rollout(live)
+    await scored(live, session, name="teacher")
+    body = (await live.call("POST", f"/sessions/{session}/samples", {"scores": ["teacher"], "format": "arrow"})).body
+    plain = (await live.call("POST", f"/sessions/{session}/samples", {"format": "arrow"})).body
+    ((name, values),) = pyarrow.ipc.open_stream(body).read_all()["scores"][0].as_py()
+    assert (name, values) == ("teacher", (await sample_of(live, session, scores=["teacher"]))["scores"]["teacher"])
+    assert pyarrow.ipc.open_stream(plain).read_all()["scores"][0].as_py() is None

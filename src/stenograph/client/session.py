@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Literal, SupportsFloat, TypedDict, Unpack, cast
 
-from stenograph.client.calls import HttpCalls
+from stenograph.client.calls import HttpCalls, as_object
 from stenograph.client.errors import SessionGone
 from stenograph.client.samples import DecodedSamples, Reward, SampleOptions, decoded
 from stenograph.client.scores import ScoreOptions, SessionScores, decoded_scores
@@ -102,9 +102,8 @@ class RolloutSession:
 
     async def score(self, **options: Unpack[ScoreOptions]) -> SessionScores:
         """Score the session's recorded tokens by one pass, kept under its `name` for samples (`scores=[name]`)."""
-        return decoded_scores(
-            await self._calls.json("POST", f"{self.root_url}/scores", cast("dict[str, object]", options))
-        )
+        url, body = f"{self.root_url}/scores", cast("dict[str, object]", options)
+        return decoded_scores(as_object(await self._calls.call("POST", url, body), url))
 
     async def abort(self) -> int:
         """End the running turns at the engine; their callers get the partial replies. Returns how many there were."""

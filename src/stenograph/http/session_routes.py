@@ -63,6 +63,7 @@ from stenograph.http.settings import Settings
 from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool, LoopShare
 from stenograph.session.facts import session_facts
 from stenograph.session.manager import SessionManager
+from stenograph.session.said import put_outcome
 from stenograph.session.selection import SessionFilter, SessionState, selected
 from stenograph.session.services import TurnServices
 from stenograph.session.session import Session
@@ -305,9 +306,8 @@ class SessionRoutes:
     async def put_outcome(self, request: Request) -> Response:
         """`PUT /sessions/{id}/outcome`."""
         await self._look(request)  # 404 comes before a body that is wrong
-        await self.manager.sessions.put_outcome(
-            request.path_params["id"], await decoded(request, decode_outcome, self.pool, self.max_body_bytes)
-        )
+        outcome = await decoded(request, decode_outcome, self.pool, self.max_body_bytes)
+        await put_outcome(self.manager.sessions, request.path_params["id"], outcome)
         return await self.get_outcome(request)
 
     @route(

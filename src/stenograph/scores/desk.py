@@ -25,11 +25,10 @@ from stenograph.scores.passes import ScorePass, digest_of, scores_of_turns, toke
 from stenograph.scores.requests import ScoreRequestBody, messages_of
 from stenograph.session.facts import session_facts
 from stenograph.session.prompt_builder import TAIL_TOKENS
+from stenograph.session.said import annotate
 from stenograph.session.services import TurnServices
 from stenograph.session.session import Session
 from stenograph.session.sessions import Sessions
-from stenograph.store.codec.annotations import encode_annotation
-from stenograph.store.codec.rows import SCORES
 from stenograph.trajectory.strand_facts import SessionFacts
 
 T = TypeVar("T")
@@ -78,11 +77,7 @@ class ScoreDesk:
             turns=scores_of_turns(passes, results),
             tokens={one.token: scores.logprobs[0] for one, scores in zip(passes, results, strict=True) if one.token},
         )
-
-        def then(kept: Session) -> None:
-            kept.annotations[annotation.name] = annotation
-
-        await self._sessions.keep(session.id, SCORES, lambda at: encode_annotation(annotation, idle_since=at), then)
+        await annotate(self._sessions, session.id, annotation)
         return annotation, False
 
     async def _scored(self, engine: Engine, passes: Sequence[ScorePass], wire: ScoreRequestBody) -> list[Scores]:

@@ -1,4 +1,4 @@
-"""Step 9 of a turn, its first half: writing to the store before memory. Commits, and the rows beside them.
+"""Step 9 of a turn, its first half: writing to the store before memory. Rows beside them are in said.py.
 
 Owns no session and no store. The written rows are settled when they are handed over; `then` commits the turns in memory
 in the callback of their durability, in the order of the store, so memory and disk never differ.
@@ -120,25 +120,3 @@ class StoreWriter:
                 )
             )
         return added
-
-
-def keep_row(
-    store: SessionStore, session: Session, kind: int, payload: bytes, *, at: float, then: Callable[[], None]
-) -> "asyncio.Future[None]":
-    """Write a row beside a session's turns; `then` is called once it is durable. The future has the error of the store.
-    Cancelling it takes nothing back. `at`: the start of the session's idle time; the row does not change it."""
-    assert session.tail is not None, "a session is in the store before its rows are"
-    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def done(error: StenographError | None) -> None:
-        if error is None:
-            then()
-        if future.done():  # whoever waited has left
-            return
-        if error is None:
-            future.set_result(None)
-        else:
-            future.set_exception(error)
-
-    store.append(session.tail, payload, adds=Totals(), at=at, done=done, kind=kind)
-    return future

@@ -19,17 +19,13 @@ from stenograph.core.errors import (
     SessionNotFound,
     StorageUnavailable,
 )
-from stenograph.core.outcome import SessionOutcome
 from stenograph.core.telemetry import NoTelemetry, SessionEnd, SessionReport, Telemetry
 from stenograph.core.types import SessionId
 from stenograph.session.admission import Capacity, Limits
-from stenograph.session.commit_writer import keep_row
 from stenograph.session.journal import STOPPED, log_session_end, session_report
 from stenograph.session.peeked import PeekedSessions
 from stenograph.session.session import Session
 from stenograph.session.storage import FORGOTTEN_TURNS, Listed, SessionStorage
-from stenograph.store.codec.commits import encode_outcome
-from stenograph.store.codec.rows import OUTCOME
 from stenograph.store.restored import ListedSession
 from stenograph.trajectory.commits import RequestMark, SessionOptions
 
@@ -218,27 +214,6 @@ class Sessions:
         if session is None or session.is_closing:
             return False
         return not session.is_expired(self._clock.monotonic())
-
-    async def put_outcome(self, session_id: str, outcome: SessionOutcome) -> None:
-        """Set a session's outcome, durably where there is a store, in place of an earlier one. Raises as `wake`, and
-        StorageUnavailable."""
-
-        def then(session: Session) -> None:
-            session.outcome = outcome
-
-        await self.keep(session_id, OUTCOME, lambda at: encode_outcome(outcome, idle_since=at), then)
-
-    async def keep(
-        self, session_id: str, kind: int, encode: Callable[[float], bytes], then: Callable[[Session], None]
-    ) -> None:
-        """Give a session what is said of it, durably where there is a store. `encode` makes the row of this kind, with
-        the start of its idle time. Raises as `wake`, and StorageUnavailable."""
-        session = await self.wake(session_id)
-        if self.storage is None or session.tail is None:
-            then(session)
-            return
-        at = self._clock.wall() - (self._clock.monotonic() - session.last_chat)
-        await keep_row(self.storage.store, session, kind, encode(at), at=at, then=lambda: then(session))
 
     def note_trained(self, session: Session, num_by_node: Mapping[int, int]) -> None:
         """Samples of a session were given out, perhaps of one only peeked at: as `Session.note_trained`."""

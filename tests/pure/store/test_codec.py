@@ -21,7 +21,7 @@ from stenograph.core.day import Day
 from stenograph.core.errors import SessionDamaged
 from stenograph.core.kinds import AfterLength, Compat, HistoryKind, Label, SaltPolicy, StrandKind
 from stenograph.core.messages import Expansion, MediaKind, MediaRef, Message, PlacedMedia, Role, Tool, ToolCall
-from stenograph.core.outcome import RolloutVerdict, SessionOutcome
+from stenograph.core.outcome import Annotation, RolloutVerdict, SessionOutcome, TurnScores
 from stenograph.core.replay import PackedInts, Replay
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.sampling_rules import SamplingRules
@@ -46,6 +46,7 @@ from stenograph.core.types import (
 )
 from stenograph.core.weights import CacheSalt
 from stenograph.store.base import StoredRow, StoredSession, checked_payloads
+from stenograph.store.codec.annotations import decode_annotation, encode_annotation
 from stenograph.store.codec.commits import (
     decode_commit,
     decode_opened,
@@ -576,3 +577,38 @@ def test_a_turn_s_row_is_as_long_as_what_the_turn_added_however_long_its_line_is
         parent = Node(id_=number, turn=turn, parent=parent)
     assert sizes[0] > 50_000
     assert sizes[1] == sizes[40] < 2_700
+
+
+SCORED_TURNS = st.builds(
+    lambda logprobs, k: TurnScores(
+        logprobs=array("d", logprobs),
+        top_ids=array("i", range(k * len(logprobs))),
+        top_logprobs=array("d", [-0.5] * (k * len(logprobs))),
+    ),
+    st.lists(st.floats(max_value=0.0, allow_nan=False), min_size=1, max_size=5),
+    st.integers(0, 3),
+)
+ANNOTATIONS = st.builds(
+    Annotation,
+    name=st.text(max_size=5),
+    digest=st.just("ab" * 32),
+    engine=st.text(max_size=5),
+    policy=st.none() | st.text(max_size=5),
+    version=st.none() | st.text(max_size=5),
+    at=st.floats(0, 2e9),
+    turns=st.dictionaries(st.integers(0, 99), SCORED_TURNS, max_size=3),
+    tokens=st.dictionaries(st.text(max_size=5), st.floats(max_value=0.0, allow_nan=False), max_size=3),
+)
+
+
+@given(annotation=ANNOTATIONS, idle_since=st.none() | st.floats(0, 2e9))
+def test_an_annotation_comes_back_bit_for_bit(annotation: Annotation, idle_since: float | None) -> None:
+    payload = encode_annotation(annotation, idle_since=idle_since)
+    assert decode_annotation(memoryview(payload)) == (annotation, idle_since)
+
+
+@given(annotation=ANNOTATIONS, num_left_out=st.integers(1, 40))
+def test_a_cut_annotation_is_damage(annotation: Annotation, num_left_out: int) -> None:
+    payload = encode_annotation(annotation)
+    with pytest.raises(RowDamaged):
+        decode_annotation(memoryview(payload[: max(0, len(payload) - num_left_out)]))

@@ -183,14 +183,13 @@ class HttpEngine(Engine):
             yield Chunk(ids=(), logprobs=(), finish=Finish(reason=FinishReason.ABORT))
 
     async def score(self, request: "ScoreRequest") -> "Scores":
-        if not self._adapter.scorer:
-            return await super().score(request)
+        scorer = self._adapter.scorer
+        scored = entry(scorer)(self._adapter, request, self._ask) if scorer else super().score(request)
         try:
-            scores: Scores = await entry(self._adapter.scorer)(self._adapter, request, self._ask)
+            scores: Scores = await scored
             return scores
         except asyncio.CancelledError:
-            if (call := self._adapter.abort_call(request.request_id)) is not None:
-                self._own(self._tell("abort", request.request_id, call), name=f"{self._name}-abort")
+            self._abort_left(request.request_id)
             raise
 
     async def abort(self, request_id: RequestId) -> bool:
@@ -352,10 +351,11 @@ class HttpEngine(Engine):
             running.aborter.cancel()
         if running.stop is not None:
             running.stop()
-        if running.is_whole:
-            return
-        call = self._adapter.abort_call(request_id)
-        if call is not None:
+        if not running.is_whole:
+            self._abort_left(request_id)
+
+    def _abort_left(self, request_id: RequestId) -> None:
+        if (call := self._adapter.abort_call(request_id)) is not None:
             self._own(self._tell("abort", request_id, call), name=f"{self._name}-abort-{request_id}")
 
     def _check_cut(self, running: _RunningExchange) -> None:
