@@ -5,6 +5,7 @@ For a plan's faults see `Fault`. Wire shapes: SGLang's `entrypoints/openai/proto
 sglang_parts.py.
 """
 
+import base64
 import json
 import urllib.parse
 from collections.abc import Awaitable, Callable, Sequence
@@ -72,12 +73,18 @@ def _is_scoring(body: dict[str, Any]) -> bool:
     return bool(sampling.get("max_new_tokens", 1) == 0)
 
 
+def patches_of(image: str) -> int:
+    """The number of ids for an image, a data URI: from 1 to 16."""
+    return 1 + base64.b64decode(image.partition(",")[2])[-1] % 16
+
+
 class SGLangServer(PlannedServer):
     """An SGLang server.
 
     An `abort_status` of 404 is a router's answer. `incremental`: streams have only what is new in each event, as with
     `--incremental-streaming-output`. `has_spans`: newer versions tell the spans of weight versions. `max_model_len` is
-    what `/v1/models` tells, None for a router.
+    what `/v1/models` tells, None for a router. `image_token` is repeated for each image as its last byte says; None:
+    the model takes none. `reports` changes the ids that it tells of a prompt with images.
     """
 
     def __init__(
@@ -93,6 +100,8 @@ class SGLangServer(PlannedServer):
         incremental: bool = False,
         has_spans: bool = False,
         max_model_len: int | None = None,
+        image_token: int | None = None,
+        reports: Callable[[list[int]], list[int] | None] = lambda ids: ids,
     ) -> None:
         ids = tuple(encode("ok"))
         if stop_id is not None:
@@ -105,6 +114,8 @@ class SGLangServer(PlannedServer):
         self._incremental = incremental
         self._has_spans = has_spans
         self._max_model_len = max_model_len
+        self._image_token = image_token
+        self._reports = reports
         self.server_info: dict[str, Any] | None = None
         """The answer to `/server_info`; None: there is no such route."""
         self.closed: list[str] = []
@@ -231,6 +242,7 @@ class SGLangServer(PlannedServer):
             case "GET", "/model_info":
                 names = dict.fromkeys(("model_path", "served_model_name", "tokenizer_path"), self._model)
                 told = {**names, "weight_version": self._named_version(), **MODEL_INFO}
+                told["has_image_understanding"] = self._image_token is not None
             case "GET", "/server_info":
                 told = self.server_info
             case "POST", "/generate":
@@ -258,7 +270,8 @@ class SGLangServer(PlannedServer):
         sampled, num_drawn, script = self._sampled(play), len(play.ids), play.script
         if path == GENERATE_PATH:
             told = finish_reason(play.finish, script.matched, num_drawn)
-            return generate_part(sampled, num_drawn, told, self._decode, has_spans=self._has_spans)
+            part = generate_part(sampled, num_drawn, told, self._decode, has_spans=self._has_spans)
+            return part | self._prompt_report(play)
         return chat_reply(
             sampled,
             text=script.text if script.text is not None and play.ids == script.ids else self._decode(play.ids),
@@ -279,7 +292,22 @@ class SGLangServer(PlannedServer):
         told = None if finish is None else finish_reason(finish, play.script.matched, num_drawn)
         first = num_sent if self._incremental else 0
         sampled, spans = self._sampled(play), self._has_spans
-        return [generate_part(sampled, num_drawn, told, self._decode, first=first, has_spans=spans)]
+        part = generate_part(sampled, num_drawn, told, self._decode, first=first, has_spans=spans)
+        return [part | self._prompt_report(play)]
+
+    def _prompt_report(self, play: Play) -> dict[str, Any]:
+        """The ids of a prompt, where they are asked for."""
+        if not play.asked.json.get("return_prompt_token_ids"):
+            return {}
+        return {"prompt_token_ids": self._reports(self._expanded(play.asked))}
+
+    def _expanded(self, asked: AskedRequest) -> list[int]:
+        """The ids of a prompt, its placeholders replaced."""
+        images, ids = iter(asked.json.get("image_data") or ()), list[int]()
+        for id_ in asked.json.get("input_ids") or ():
+            image = next(images, None) if id_ == self._image_token else None
+            ids += [id_] * (1 if image is None else patches_of(image))
+        return ids
 
     def _hears_aborts(self, play: Play) -> bool:
         """Aborts of a request that came in a pause, and waits for its end, are forgotten, with all that come later.
@@ -344,7 +372,7 @@ class SGLangServer(PlannedServer):
             logprobs=play.logprobs,
             tops=play.tops,
             versions=play.versions + [self._version(script)] * (len(play.ids) - len(play.versions)),
-            num_prompt=play.num_prompt,
+            num_prompt=len(self._expanded(play.asked)),
             num_cached=play.num_cached,
             routed_experts=self._experts(play),
             indexer_topk=script.indexer_topk,

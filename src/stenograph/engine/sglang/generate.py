@@ -5,8 +5,9 @@ from dataclasses import replace
 
 from stenograph.core.errors import StenographError
 from stenograph.core.kinds import SaltPolicy
+from stenograph.core.messages import MediaKind
 from stenograph.core.routing import RoutingHint
-from stenograph.core.types import LogprobsKind, LogprobsReport, RepetitionOver, RequestId
+from stenograph.core.types import LogprobsKind, LogprobsReport, Prompt, RepetitionOver, RequestId
 from stenograph.core.weights import WeightCommand
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.http.adapter import (
@@ -42,6 +43,11 @@ SERVER_INFO_PATHS = ("/server_info", "/get_server_info")
 """The second is the older name."""
 WORKERS_PATH = "/workers"
 """A router's route, absent from SGLang itself."""
+
+
+def _placeholder(prompt: Prompt) -> int | None:
+    """The id in the places of the prompt's images; None: it has none."""
+    return prompt.ids[prompt.media[0].position] if prompt.media else None
 
 
 class SGLangGenerate(EngineAdapter):
@@ -103,7 +109,11 @@ class SGLangGenerate(EngineAdapter):
         self.streams_chats = server.streams_chats and told.weight_version is not None and is_alone
         self.num_unreported = max(server.num_unreported, told.num_unreported)
         limits = [one for one in (limit, server.max_context_tokens) if one is not None]
-        self.capabilities = replace(self.capabilities, max_context_tokens=min(limits, default=None))
+        self.capabilities = replace(
+            self.capabilities,
+            max_context_tokens=min(limits, default=None),
+            media=frozenset(MediaKind) if told.has_image_understanding else frozenset(),
+        )
 
     def call(self, request: GenerateRequest) -> tuple[Call, SGLangGenerateReading]:
         call = Call(
@@ -119,6 +129,7 @@ class SGLangGenerate(EngineAdapter):
             first_row=request.prompt.first_new_row,
             row_size=self._route_size,
             wants_support=request.params.support and tells_support(request.params),
+            placeholder=_placeholder(request.prompt),
         )
 
     def refusal(self, http: HttpReply, request: GenerateRequest) -> StenographError:

@@ -11,14 +11,26 @@ The server's `text` is ignored: replies are made of ids. Sources: SGLang's `mana
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from stenograph.core.errors import ContextLengthExceeded, StenographError, UpstreamInvalid, UpstreamRefused
 from stenograph.core.ids_json import prompt_json
+from stenograph.core.loaded import entry
 from stenograph.core.replay import Replay
-from stenograph.core.types import Chunk, Finish, FinishReason, Grammar, GrammarKind, SamplingParams
+from stenograph.core.types import (
+    Chunk,
+    EffectivePrompt,
+    Finish,
+    FinishReason,
+    Grammar,
+    GrammarKind,
+    PromptMedia,
+    SamplingParams,
+    token_ids,
+)
 from stenograph.engine.base import GenerateRequest
 from stenograph.engine.http.adapter import EngineReading, told_too_long
 from stenograph.engine.http.transport import HttpReply
@@ -32,10 +44,13 @@ from stenograph.engine.rows import (
     Natural,
     Rows,
     SampledTokens,
+    check_ids,
     check_request,
     decoded,
     decoded_apart,
     error_of,
+    laws,
+    other_prompt,
     reason_of,
     short,
 )
@@ -51,6 +66,7 @@ from stenograph.engine.sglang.request import (
 )
 
 JSON_TYPE = "application/json"
+_PROMPT_LAWS = laws((r"", "prompt_agrees"))
 _ANY_OBJECT = '{"type":"object"}'
 _TOKENS_KEPT_BACK = 1
 """Some versions refuse a request that fills SGLang's context to the last token; others cut it by one."""
@@ -73,9 +89,25 @@ def encode_generate(request: GenerateRequest, *, replay: ReplayKind) -> bytes:
     parts += replay_parts(replay, request.prompt.first_new_row)
     if params.support:
         parts += support_parts(params)
+    if request.prompt.media:
+        parts += _media_parts(request.prompt.media)
     parts += [b',"sampling_params":', as_json(_sampling_fields(params))]
     parts += [b',"input_ids":[', *prompt_json(request.prompt), b"]}"]
     return b"".join(parts)
+
+
+def _media_parts(media: Sequence[PromptMedia]) -> Iterator[bytes]:
+    """Members for the images, in order of their placeholders, each with a comma before it. SGLang puts the expansions
+    in their place and reports the ids it ran, in a stream with each event.
+
+    Hashes are its own: `mm_hashes` takes 64 bits alone, too few where clients choose the content.
+    """
+    yield b',"return_prompt_token_ids":true,"image_data":['
+    for number, one in enumerate(media):
+        yield b'%b"data:%b;base64,' % (b"," if number else b"", one.item.ref.media_type.encode())
+        yield one.item.base64
+        yield b'"'
+    yield b"]"
 
 
 def _sampling_fields(params: SamplingParams) -> dict[str, object]:
@@ -106,15 +138,20 @@ def _grammar_field(grammar: Grammar) -> tuple[str, str]:
 # -- the reply
 
 
+_NULL = msgspec.Raw(b"null")
+
+
 class _GeneratePart(msgspec.Struct):
     """A whole reply, or an event of a stream."""
 
     meta_info: MetaInfo | None = None
     output_ids: list[Natural] | None = None
+    prompt_token_ids: msgspec.Raw = _NULL
     error: ErrorWithin | str | None = None
 
 
 _PART = msgspec.json.Decoder(_GeneratePart)
+_IDS = msgspec.json.Decoder(list[Natural])
 
 
 def _meta_of(part: _GeneratePart) -> MetaInfo | None:
@@ -134,15 +171,19 @@ class SGLangGenerateReading(EngineReading):
         first_row: int = 0,
         row_size: int = 0,
         wants_support: bool = False,
+        placeholder: int | None = None,
     ) -> None:
         """`replay` is the payload asked for, routed experts of `row_size` numbers a row from `first_row` on
-        (`replay_of`); any other is left out. `wants_support`: supports were asked for."""
+        (`replay_of`); any other is left out. `wants_support`: supports were asked for. `placeholder` is the id that
+        stands for each image of the prompt; None: it has none."""
+        self._placeholder = placeholder
+        self._effective: EffectivePrompt | None = None
         self._support = ReportedSupport(vocab_size) if wants_support else None
         self._request_id = request_id
         self._vocab_size = vocab_size
         self._replay = replay
         self._first_row, self._row_size, self._num_prompt = first_row, row_size, num_prompt
-        self._sampled = SampledTokens(vocab_size=vocab_size, num_prompt=num_prompt)
+        self._sampled = SampledTokens(vocab_size=vocab_size, num_prompt=num_prompt if placeholder is None else None)
         self._held: Chunk | None = None
         self._has_ended = False
 
@@ -162,15 +203,31 @@ class SGLangGenerateReading(EngineReading):
         if part.meta_info is None:
             raise UpstreamInvalid("has_meta_info", "there is no meta_info")
         check_request(part.meta_info.id, self._request_id)
+        effective = None
+        if self._placeholder is not None and self._effective is None:
+            effective = self._effective = self._reported(part.prompt_token_ids, part.meta_info, self._placeholder)
         if self._has_ended:
             raise UpstreamInvalid("finish_is_last", "the engine went on after the part that ended the generation")
         finish = _finish_of(part.meta_info.finish_reason, data)
         rows = part.meta_info.output_token_logprobs if columns is None else columns
         chunk = self._chunk(part.meta_info, rows, part.output_ids, finish)
+        if effective is not None:
+            chunk = replace(chunk, effective=effective)
         if finish is None:
-            return (chunk,) if chunk.ids else ()
+            return (chunk,) if chunk.ids or effective is not None else ()
         self._has_ended, self._held = True, chunk
         return ()
+
+    def _reported(self, told: msgspec.Raw, meta: MetaInfo, placeholder: int) -> EffectivePrompt | None:
+        """The prompt as it was run; its images are where their placeholder is repeated."""
+        ids = decoded(_IDS, bytes(told), _PROMPT_LAWS) if bytes(told) != b"null" else None
+        if ids is None:
+            return None
+        check_ids(ids, self._vocab_size)
+        if meta.prompt_tokens not in (None, len(ids)):
+            raise other_prompt(len(ids), meta.prompt_tokens or 0)
+        self._num_prompt, effective = len(ids), token_ids(ids)
+        return EffectivePrompt(ids=effective, ranges=entry("stenograph.core.media:runs_of")(effective, placeholder))
 
     def end(self) -> Sequence[Chunk]:
         """The generation's last chunk, if it came."""
@@ -289,6 +346,7 @@ class ServerFacts(msgspec.Struct):
     return_output_ids: bool | None = None
     tokenizer_worker_num: int | None = None
     weight_version: str | int | None = None
+    has_image_understanding: bool | None = None
 
     @property
     def max_context_tokens(self) -> int | None:

@@ -1,0 +1,123 @@
+"""Images to SGLang's own route: placeholders go, bytes as they came, and the reported ids are the effective ones."""
+
+import base64
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from standins.planned_server import ReplyScript
+from standins.sglang_server import SGLangServer
+from stenograph.core.errors import UpstreamInvalid
+from stenograph.core.media import new_expansions
+from stenograph.core.messages import MediaKind
+from stenograph.core.types import Chunk, Prompt, PromptMedia, RequestId, SamplingParams, token_ids
+from stenograph.engine.base import GenerateRequest
+from stenograph.engine.http.adapter import AdapterOptions
+from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
+from stenograph.engine.sglang.generate import SGLangGenerate
+from tests.store_laws import medium
+
+pytestmark = pytest.mark.timeout(60)
+
+PAD, VOCAB = 90, 1000
+IMAGES = [medium(bytes([1, 2, number])) for number in (0, 4, 15)]
+LENGTHS = [1, 5, 16]
+LOGICAL = [5, PAD, 6, 7, PAD, 8, PAD, 9]
+EFFECTIVE = [5, *[PAD] * 1, 6, 7, *[PAD] * 5, 8, *[PAD] * 16, 9]
+IDS = (104, 105, 7)
+
+
+@asynccontextmanager
+async def engine_of(
+    reports: Callable[[list[int]], list[int] | None] = lambda ids: ids, image_token: int | None = PAD
+) -> AsyncIterator[tuple[HttpEngine, SGLangServer]]:
+    async with SGLangServer(image_token=image_token, reports=reports) as server:
+        server.plan(ReplyScript(ids=IDS, matched=7))
+        options = HttpEngineOptions(url=server.url)
+        engine = HttpEngine(options, SGLangGenerate(AdapterOptions(model="m", vocab_size=VOCAB)))
+        await engine.start()
+        try:
+            yield engine, server
+        finally:
+            await engine.aclose()
+
+
+def request(*, streams: bool) -> GenerateRequest:
+    places = [index for index, id_ in enumerate(LOGICAL) if id_ == PAD]
+    media = tuple(PromptMedia(position=at, item=item) for at, item in zip(places, IMAGES, strict=True))
+    return GenerateRequest(
+        request_id=RequestId("0" * 32),
+        prompt=Prompt(new_ids=token_ids(LOGICAL), media=media),
+        params=SamplingParams(max_tokens=8),
+        streams=streams,
+    )
+
+
+async def chunks_of(engine: HttpEngine, *, streams: bool) -> list[Chunk]:
+    return [chunk async for chunk in engine.generate(request(streams=streams))]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_the_ids_that_sglang_ran_are_reported_once_with_a_range_for_each_image(streams: bool) -> None:
+    async with engine_of() as (engine, server):
+        assert engine.capabilities.media == {MediaKind.IMAGE}
+        chunks = await chunks_of(engine, streams=streams)
+        (effective,) = [chunk.effective for chunk in chunks if chunk.effective is not None]
+        assert list(effective.ids) == EFFECTIVE
+        assert [one.length for one in effective.ranges] == LENGTHS
+        assert tuple(id_ for chunk in chunks for id_ in chunk.ids) == IDS
+        expansions = new_expansions(request(streams=streams).prompt, effective)
+        assert [(one.position, len(one.ids)) for one in expansions] == list(zip((1, 4, 6), LENGTHS, strict=True))
+        sent = server.requests[0].json
+        assert (sent["input_ids"], sent["return_prompt_token_ids"]) == (LOGICAL, True)
+        sent_bytes = [base64.b64decode(one.partition(";base64,")[2]) for one in sent["image_data"]]
+        assert sent_bytes == [base64.b64decode(item.base64) for item in IMAGES]
+        assert all(one.startswith("data:image/png;base64,") for one in sent["image_data"])
+        assert "mm_hashes" not in sent
+
+
+@pytest.mark.parametrize(
+    ("reports", "law"),
+    [
+        (lambda ids: [*ids, 3], "prompt_agrees"),
+        (lambda ids: [VOCAB, *ids[1:]], "id_in_vocab"),
+        (lambda ids: [-1, *ids[1:]], "prompt_agrees"),
+        (lambda ids: ["1", *ids[1:]], "prompt_agrees"),
+    ],
+)
+async def test_a_report_that_no_prompt_can_have_is_refused(
+    reports: Callable[[list[int]], list[int] | None], law: str
+) -> None:
+    async with engine_of(reports) as (engine, _):
+        with pytest.raises(UpstreamInvalid, match=law):
+            await chunks_of(engine, streams=False)
+
+
+@pytest.mark.parametrize(
+    "reports",
+    [
+        lambda ids: [4, *ids[1:]],
+        lambda ids: [*ids[:-1], 10],
+        lambda ids: [PAD if id_ == 6 else id_ for id_ in ids],
+        lambda ids: [6 if id_ == PAD else id_ for id_ in ids],
+    ],
+)
+async def test_ids_that_sglang_tokenized_again_do_not_collapse_to_the_prompt(
+    reports: Callable[[list[int]], list[int] | None],
+) -> None:
+    async with engine_of(reports) as (engine, _):
+        chunks = await chunks_of(engine, streams=True)
+        (effective,) = [chunk.effective for chunk in chunks if chunk.effective is not None]
+        with pytest.raises(UpstreamInvalid, match="prompt_agrees"):
+            new_expansions(request(streams=True).prompt, effective)
+
+
+async def test_an_sglang_of_a_model_without_images_takes_none() -> None:
+    async with engine_of(image_token=None) as (engine, _):
+        assert not engine.capabilities.media
+
+
+async def test_a_version_that_reports_no_prompt_is_seen() -> None:
+    async with engine_of(lambda _: None) as (engine, _):
+        assert all(chunk.effective is None for chunk in await chunks_of(engine, streams=False))
