@@ -8,7 +8,8 @@ from msgspec import Meta
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.messages import Message, Role
 from stenograph.core.stated_options import GroupName
-from stenograph.dialects.common.json_bodies import decode_json, shown
+from stenograph.dialects.common.json_bodies import decode_json
+from stenograph.dialects.common.pointers import shown
 from stenograph.dialects.sessions import MAX_LISTED, SESSION_STATES, check_state
 from stenograph.engine.scoring import MAX_TOP
 

@@ -25,9 +25,10 @@ from stenograph.core.outcome import Annotation
 from stenograph.http.bulk_parts import SessionParts
 from stenograph.http.create_route import decoded
 from stenograph.http.late_routes import Late
+from stenograph.http.responses import ClosedStream, json_in_pieces
 from stenograph.http.route import STORED, one_answer, route
 from stenograph.http.session_routes import SessionRoutes
-from stenograph.http.wire import ClientGone, ClientLink, ClosedStream, count_error, delivery_of, json_in_pieces
+from stenograph.http.wire import ClientGone, ClientLink, count_error, delivery_of
 from stenograph.parts import ScoreSettings, settings_of
 from stenograph.scores.desk import ScoreDesk
 from stenograph.scores.requests import (

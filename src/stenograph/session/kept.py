@@ -24,9 +24,10 @@ from stenograph.core.stages import Stage
 from stenograph.core.types import Chunk, Prompt, RequestId, SamplingParams, Usage
 from stenograph.engine.base import Capabilities
 from stenograph.session.reply_buffer import parts_of
-from stenograph.session.retries import RequestIdentity, StoredIdentity
+from stenograph.session.retries import RequestIdentity
 from stenograph.session.turn import TurnOutcome
 from stenograph.session.watch import Delivery
+from stenograph.trajectory.commits import RequestMark
 from stenograph.trajectory.turn import Node, line_ids
 
 _CHUNKS_AT_ONCE = 1024
@@ -40,7 +41,7 @@ class KeptReply(Struct, frozen=True, kw_only=True):
     """
 
     request_id: RequestId
-    identity: RequestIdentity | StoredIdentity
+    identity: RequestIdentity | RequestMark
     options: ReplyOptions
     spelling: Spelling
     outcome: TurnOutcome
@@ -61,16 +62,15 @@ class StoredReply:
     """
 
     request_id: RequestId
-    identity: StoredIdentity
+    identity: RequestMark
     reply_id: str
     nodes: tuple[Node, ...]
     strand: int | None
-    budget: Remaining
     delivery: Delivery
 
     def watch(self, request: TurnRequest, capabilities: Capabilities) -> "KeptWatch":
         """A client of this reply, in the form wanted by its repeated request."""
-        limit, session = capabilities.max_context_tokens, self.budget.session_tokens
+        limit, session = capabilities.max_context_tokens, self.identity.budget.session_tokens
         replies = tuple(
             replace(
                 held_reply(node, capabilities.model),
@@ -99,7 +99,7 @@ class StoredReply:
             options=request.reply,
             spelling=request.spelling,
             outcome=outcome,
-            budget=self.budget,
+            budget=self.identity.budget,
             delivery=self.delivery,
         )
         return kept.watch()

@@ -116,7 +116,7 @@ class SessionManager:
         SessionBusy of a linear session before Draining and LimitExceeded; nothing is held then.
         """
         if session is not None:
-            # Any other request repeats none, by `RequestIdentity.is_repeated_by`: there is nothing to look for.
+            # Any other request repeats none, by `is_repeated`: there is nothing to look for.
             may_repeat = identity is not None and (identity.is_retry or identity.key is not None)
             if identity is not None and may_repeat and (repeated := self._repeated(session, identity)) is not None:
                 if not isinstance(repeated, StoredReply):

@@ -11,7 +11,7 @@ from stenograph.core.outcome import Annotation, RolloutVerdict, SessionOutcome, 
 from stenograph.core.types import RequestId, SessionId
 from stenograph.session.kept import KeptReply, StoredReply
 from stenograph.session.ledger import RequestLedger
-from stenograph.session.retries import RequestIdentity, StoredIdentity
+from stenograph.session.retries import RequestIdentity, is_like, is_repeated
 from stenograph.session.watch import Delivery, RequestTask
 from stenograph.store.base import Tail
 from stenograph.store.codec.rows import Totals
@@ -197,13 +197,13 @@ class Session:
         """
         for request in self._running.values():
             known = request.identity
-            if known is None or request.is_abandoned or not known.is_repeated_by(identity):
+            if known is None or request.is_abandoned or not is_repeated(known, identity):
                 continue
             if not request.is_superseded or identity.key is not None:
                 return request
         for kept in self._kept.values():
             reply = kept.reply
-            if not reply.identity.is_repeated_by(identity):
+            if not is_repeated(reply.identity, identity):
                 continue
             if not (reply.delivery.is_done or kept.is_superseded) or identity.key is not None:
                 return reply
@@ -213,9 +213,9 @@ class Session:
         """A turn runs. A retry by its body alone is of this one from now on, and of no earlier one with that body."""
         if (identity := request.identity) is not None:
             for before in self._running.values():
-                before.is_superseded |= before.identity is not None and before.identity.is_like(identity)
+                before.is_superseded |= before.identity is not None and is_like(before.identity, identity)
             for kept in self._kept.values():
-                kept.is_superseded |= kept.reply.identity.is_like(identity)
+                kept.is_superseded |= is_like(kept.reply.identity, identity)
         self.num_started += 1
         request.order = self.num_started
         self._running[request.request_id] = request
@@ -277,13 +277,10 @@ class Session:
         self.num_started = max(self.num_started, mark.num_begun)
         reply = StoredReply(
             request_id=first.request_id,
-            identity=StoredIdentity(
-                route=mark.route, body_print=mark.body_print, num_body_bytes=mark.num_body_bytes, key=mark.key
-            ),
+            identity=mark,
             reply_id=first.reply_id if commit.reply_id is None else commit.reply_id,
             nodes=tuple(nodes),
             strand=strands[0].number,
-            budget=mark.budget,
             delivery=Delivery(partial(self.release_delivered, first.request_id)),
         )
         self._keep(reply, strands, mark.order, mark.num_begun)

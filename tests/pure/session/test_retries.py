@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from stenograph.core.errors import IdempotencyMismatch
-from stenograph.session.retries import RequestIdentity
+from stenograph.session.retries import RequestIdentity, is_repeated
 
 
 def one(*, key: str | None = None, is_retry: bool = False, body: bytes = b"{}", route: str = "chat") -> RequestIdentity:
@@ -29,14 +29,14 @@ def one(*, key: str | None = None, is_retry: bool = False, body: bytes = b"{}", 
     ],
 )
 def test_what_repeats_a_request(first: RequestIdentity, later: RequestIdentity, repeats: bool) -> None:
-    assert first.is_repeated_by(later) is repeats
+    assert is_repeated(first, later) is repeats
 
 
 @pytest.mark.parametrize("later", [one(key="k", body=b"[]"), one(key="k", route="messages")])
 @pytest.mark.parametrize("is_retry", [False, True])
 def test_a_key_with_another_request_is_a_mistake(later: RequestIdentity, is_retry: bool) -> None:
     with pytest.raises(IdempotencyMismatch):
-        one(key="k", is_retry=is_retry).is_repeated_by(later)
+        is_repeated(one(key="k", is_retry=is_retry), later)
 
 
 def test_whether_the_first_attempt_was_itself_a_retry_does_not_matter() -> None:
@@ -46,7 +46,7 @@ def test_whether_the_first_attempt_was_itself_a_retry_does_not_matter() -> None:
         answers = []
         for was_retry in flags:
             try:
-                answers.append(str(one(key=key, is_retry=was_retry).is_repeated_by(later)))
+                answers.append(str(is_repeated(one(key=key, is_retry=was_retry), later)))
             except IdempotencyMismatch:
                 answers.append("mismatch")
         assert answers[0] == answers[1]
