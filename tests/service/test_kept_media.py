@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from stenograph.client import BadPayload, Client, ServerRefused
 from stenograph.session import kept_media
 from stenograph.session.kept_media import keep_media
 from tests.store_laws import medium
@@ -59,6 +60,18 @@ async def test_with_keys_a_session_s_token_opens_its_own_media_alone(serve: Serv
         ]
         assert statuses == [200, 200, 403, 401]
         assert (await live.call("GET", path)).status == 401
+
+
+async def test_the_client_has_the_bytes_of_a_hash(serve: Serve) -> None:
+    async with serve() as live, Client(live.url) as client, client.session() as session:
+        await keep_media(live.manager.sessions.get(session.id), None, [PICTURE])
+        assert await session.media(PICTURE.ref.sha256) == b"\x89PNG a picture"
+        with pytest.raises(ServerRefused):
+            await session.media(OTHER.ref.sha256)
+        held = live.manager.sessions.get(session.id).media
+        held[OTHER.ref.sha256] = held[PICTURE.ref.sha256]
+        with pytest.raises(BadPayload, match="another hash"):
+            await session.media(OTHER.ref.sha256)
 
 
 async def test_in_memory_a_content_is_shared_and_goes_with_its_last_session(serve: Serve) -> None:

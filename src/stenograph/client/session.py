@@ -2,12 +2,13 @@
 
 import asyncio
 import contextlib
+import hashlib
 import math
 from collections.abc import Mapping
 from typing import Literal, SupportsFloat, TypedDict, Unpack, cast
 
 from stenograph.client.calls import HttpCalls, as_object
-from stenograph.client.errors import SessionGone
+from stenograph.client.errors import BadPayload, SessionGone
 from stenograph.client.samples import DecodedSamples, Reward, SampleOptions, decoded
 from stenograph.client.scores import ScoreOptions, SessionScores, decoded_scores
 
@@ -104,6 +105,17 @@ class RolloutSession:
         """Score the session's recorded tokens by one pass, kept under its `name` for samples (`scores=[name]`)."""
         url, body = f"{self.root_url}/scores", cast("dict[str, object]", options)
         return decoded_scores(as_object(await self._calls.call("POST", url, body), url))
+
+    async def media(self, sha256: str) -> bytes:
+        """The bytes of an image of the session's messages, as its client sent them, by the hash that samples have.
+
+        Raises BadPayload for bytes of another hash.
+        """
+        url = f"{self.root_url}/media/{sha256}"
+        content = await self._calls.call("GET", url)
+        if hashlib.sha256(content).hexdigest() != sha256:
+            raise BadPayload(f"{url} answers with bytes of another hash")
+        return content
 
     async def abort(self) -> int:
         """End the running turns at the engine; their callers get the partial replies. Returns how many there were."""

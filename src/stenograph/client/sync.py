@@ -82,6 +82,10 @@ class SyncRolloutSession:
         """As `RolloutSession.score`."""
         return self._thread.run(self._session.score(**options))
 
+    def media(self, sha256: str) -> bytes:
+        """As `RolloutSession.media`."""
+        return self._thread.run(self._session.media(sha256))
+
     def abort(self) -> int:
         """As `RolloutSession.abort`."""
         return self._thread.run(self._session.abort())
