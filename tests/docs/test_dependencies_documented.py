@@ -21,7 +21,9 @@ def test_every_dependency_has_its_reason() -> None:
         "For sessions in PostgreSQL": names(extras["postgres"]),
         "For a Ray cluster": names(extras["ray"]),
         "For models of the Hugging Face hub": names(extras["hub"]),
-        "For environments by others": names(extras["envs"]),
+        "For environments by others": set().union(
+            *(names(extras[extra]) for extra in ("bfcl", "inspect", "reasoning-gym", "verifiers"))
+        ),
         "For traces": names(extras["otel"]),
         "For the benchmarks' plots": names(extras["bench"]),
         "For the demo": names(extras["demo"]),

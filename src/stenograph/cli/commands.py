@@ -54,7 +54,7 @@ The exit code is the command's, or 128 + N where signal N ended it.
 ROLLOUT_EXAMPLES = """\
 examples:
   stenograph rollout reasoning-gym:leg_counting --out legs --group-size 8 --num-tasks 100
-      the small model on questions of reasoning-gym (the extra envs), eight rollouts of each
+      the small model on questions of reasoning-gym (the extra reasoning-gym), eight rollouts of each
   stenograph rollout my_env.py --out mine --url http://127.0.0.1:8080 --concurrency 64
       your own: def tasks() gives a list, async def run(task, session) the reward; on a server that runs
 
@@ -173,7 +173,9 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _rollout_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "env", metavar="ENV", help="reasoning-gym:NAME, bfcl:NAME, or a .py file with tasks() and run()"
+        "env",
+        metavar="ENV",
+        help="bfcl:NAME, inspect:NAME, reasoning-gym:NAME, verifiers:NAME, or a .py file with tasks() and run()",
     )
     parser.add_argument("--url", help="the address of a running server; without it, one is started and stopped")
     parser.add_argument(

@@ -49,9 +49,12 @@ class Environment(Protocol):
 
 ENVIRONMENTS: Mapping[str, str] = {
     "bfcl": "stenograph.envs.bfcl:Bfcl",
+    "inspect": "stenograph.envs.inspect_tasks:Inspect",
     "reasoning-gym": "stenograph.envs.reasoning_gym:ReasoningGym",
+    "verifiers": "stenograph.envs.verifiers:Verifiers",
 }
-"""Environments by others: the entries of their makers, called with the text after the colon and the options."""
+"""Environments by others, each with an extra of its name: the entries of their makers, called with the text after the
+colon and the options."""
 
 NAMES = ", ".join([*(f"{name}:NAME" for name in ENVIRONMENTS), "a .py file"])
 
@@ -60,7 +63,13 @@ def environment(spec: str, options: Mapping[str, object]) -> Environment:
     """The environment of a text: `NAME:WHICH` of the table, or the path of a Python file. Raises WrongEnvironment."""
     name, _, which = spec.partition(":")
     if name in ENVIRONMENTS:
-        made: Environment = entry(ENVIRONMENTS[name])(which, options)
+        try:
+            maker = entry(ENVIRONMENTS[name])
+        except ImportError as error:
+            raise WrongEnvironment(
+                f"{name} is not there ({error}): install the extra [{name}] of stenograph"
+            ) from error
+        made: Environment = maker(which, options)
         return made
     if not spec.endswith(".py"):
         raise WrongEnvironment(f"there is no environment {spec!r}; possible are {NAMES}")

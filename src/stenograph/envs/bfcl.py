@@ -52,7 +52,7 @@ def _bench() -> Bench:
         )
     except ImportError as error:
         raise WrongEnvironment(
-            f"bfcl-eval is not there ({error}): pip install -e '.[envs]', and the wheel bfcl-eval with --no-deps"
+            f"bfcl-eval is not there ({error}): pip install -e '.[bfcl]', and the wheel bfcl-eval with --no-deps"
         ) from error
 
 

@@ -16,17 +16,15 @@ from stenograph.client.session import RolloutSession
 from stenograph.envs.base import Task, WrongEnvironment, chat_fields
 from stenograph.envs.chat import chat
 
+gym: Any = importlib.import_module("reasoning_gym")
+
 
 class ReasoningGym:
     """One dataset of reasoning-gym."""
 
     def __init__(self, which: str, options: Mapping[str, object]) -> None:
-        """Raises WrongEnvironment without the package, and for a dataset that it does not have."""
-        try:
-            self._gym: Any = importlib.import_module("reasoning_gym")
-        except ImportError as error:
-            raise WrongEnvironment(f"reasoning-gym is not there ({error}): pip install -e '.[envs]'") from error
-        known = sorted(cast("Mapping[str, object]", self._gym.factory.DATASETS))
+        """Raises WrongEnvironment for a dataset that the package does not have."""
+        known = sorted(cast("Mapping[str, object]", gym.factory.DATASETS))
         if which not in known:
             near = get_close_matches(which, known, n=8, cutoff=0.3) or known[:8]
             raise WrongEnvironment(f"reasoning-gym has no dataset {which!r}; of its {len(known)} are {', '.join(near)}")
@@ -42,7 +40,7 @@ class ReasoningGym:
         """Its questions: as many as asked for, 500 without a limit, by reasoning-gym's own seed, 0 without one."""
         size, seed = 500 if limit is None else limit, seed or 0
         try:
-            self._dataset = self._gym.create_dataset(self._which, size=size, seed=seed, **self._options)
+            self._dataset = gym.create_dataset(self._which, size=size, seed=seed, **self._options)
         except (TypeError, ValueError, AssertionError) as error:
             raise WrongEnvironment(f"reasoning-gym cannot make {self._which} with {self._options}: {error}") from error
         return [Task(id=f"{self._which}-{seed}-{index}", data=one) for index, one in enumerate(self._dataset)]
@@ -50,9 +48,9 @@ class ReasoningGym:
     async def run(self, task: Task, session: RolloutSession) -> Reward:
         """Ask once; the dataset's score of the answer, 0 to 1. It computes on a thread: some answers are programs."""
         entry = cast("dict[str, Any]", task.data)
-        prompt = self._gym.utils.SYSTEM_PROMPTS["default"]
+        prompt = gym.utils.SYSTEM_PROMPTS["default"]
         messages = [{"role": "system", "content": prompt}, {"role": "user", "content": entry["question"]}]
         async with chat(session, self._fields) as talk:
             said = await talk.say(messages)
-        answer = self._gym.utils.extract_answer(str(said.get("content") or ""))
+        answer = gym.utils.extract_answer(str(said.get("content") or ""))
         return float(await asyncio.to_thread(self._dataset.score_answer, answer, entry))

@@ -143,7 +143,7 @@ def test_a_file_that_is_no_environment_says_so(tmp_path: Path, text: str, said: 
 
 def test_names_of_no_environment_are_refused_with_those_that_there_are(tmp_path: Path) -> None:
     for spec in ("nothing", "nothing:x", "reasoning_gym:legs"):
-        with pytest.raises(WrongEnvironment, match="possible are bfcl:NAME, reasoning-gym:NAME"):
+        with pytest.raises(WrongEnvironment, match="possible are bfcl:NAME, inspect:NAME, reasoning-gym:NAME"):
             environment(spec, {})
     with pytest.raises(WrongEnvironment, match="is no file"):
         environment(str(tmp_path / "gone.py"), {})
