@@ -185,6 +185,7 @@ def _rollout_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-tasks", type=_count, metavar="N", help="the first N tasks. Default: all.")
     parser.add_argument("--seed", type=int, metavar="N", help="the environment's own seed, where it has one")
     parser.add_argument("--concurrency", type=_count, default=16, metavar="N", help="rollouts at a time. Default: 16.")
+    parser.add_argument("--atif", action="store_true", help="also keep each rollout as a trajectory in Harbor's format")
     parser.add_argument(
         "--agent-timeout", type=float, metavar="SECONDS", help="longest time of an agent; it has failed then"
     )

@@ -133,9 +133,9 @@ class RolloutSession:
             if asyncio.get_running_loop().time() > deadline:
                 return
 
-    async def view(self) -> dict[str, object]:
-        """`GET /sessions/{id}`: the records of the main line, and the metadata."""
-        return await self._calls.json("GET", self.root_url)
+    async def view(self, *, strand: int | None = None) -> dict[str, object]:
+        """`GET /sessions/{id}`: the records of the main line, or of a strand, and the metadata."""
+        return await self._calls.json("GET", self.root_url + ("" if strand is None else f"?strand={strand}"))
 
     async def drift(self) -> dict[str, object]:
         """`GET /sessions/{id}/drift`: the drift report of each line."""

@@ -3,6 +3,7 @@
     run.json            what the folder is of: environment, options, seed, session
     rollouts.jsonl      a line for each ended rollout, written after its samples are on the disk
     samples/*.safetensors    a rollout's payload, as the server gave it (docs/samples.md)
+    atif/*.json         with --atif: a rollout as a trajectory
 
 A line cut by a crash is dropped, and its rollout run again. Blocks.
 """
@@ -120,6 +121,12 @@ class RolloutFolder:
                 raise
         self._ended[ended.task, ended.number] = ended
 
+    def add_trajectory(self, task: str, number: int, trajectory: Mapping[str, object] | None) -> None:
+        """Keep a rollout's trajectory, if it has one. Any thread may call it. Raises OSError."""
+        (self.path / "atif").mkdir(exist_ok=True)
+        if trajectory is not None:
+            replace_file(self.path / "atif" / f"{_name_of(task)}.{number}.json", json.dumps(trajectory).encode())
+
     def samples(self, ended: EndedRollout) -> DecodedSamples | None:
         """A rollout's samples. Raises OSError, and BadPayload for a damaged file."""
         return None if ended.samples is None else decoded((self.path / ended.samples).read_bytes())
@@ -137,9 +144,14 @@ class RolloutFolder:
 
 
 def place_of(task: str, number: int) -> str:
-    """The place of a rollout's samples in the folder. A task's id may hold anything; the name is of letters, and has a
-    digest where it is not the id itself: no two tasks have the same."""
+    """The place of a rollout's samples in the folder."""
+    return f"samples/{_name_of(task)}.{number}.safetensors"
+
+
+def _name_of(task: str) -> str:
+    """A task's name among files. Its id may hold anything; the name is of letters, and has a digest where it is not the
+    id itself: no two tasks have the same."""
     name = re.sub(r"[^A-Za-z0-9._-]", "_", task)[:MAX_NAME_CHARS]
     if name != task:
         name += f"-{blake2b(task.encode('utf-8', 'surrogatepass'), digest_size=8).hexdigest()}"
-    return f"samples/{name}.{number}.safetensors"
+    return name

@@ -86,10 +86,13 @@ class InspectEval:
             raise RuntimeError(sample.error.message)
         to_float = inspect_ai.scorer.value_to_float()
         found: dict[str, float] = {}
-        for scorer, score in (sample.scores or {}).items():
-            value = score.value
-            named = {f"{scorer}.{name}": one for name, one in value.items()} if isinstance(value, dict) else None
-            found.update({name: to_float(one) for name, one in (named or {scorer: value}).items()})
+        for scorer, score in cast("Mapping[str, Any]", sample.scores or {}).items():
+            value = cast("object", score.value)
+            if isinstance(value, dict):
+                named = cast("dict[str, object]", value)
+                found.update({f"{scorer}.{name}": to_float(one) for name, one in named.items()})
+            else:
+                found[scorer] = to_float(value)
         if any(map(math.isnan, found.values())):
             return None
         return next(iter(found.values())) if len(found) == 1 else found or None

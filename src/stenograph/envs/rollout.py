@@ -14,6 +14,7 @@ from stenograph.client.progress import LOG_S, TERMINAL_S, BatchProgress
 from stenograph.client.samples import Reward
 from stenograph.client.session import RolloutSession, SessionFields
 from stenograph.client.shown import error_line
+from stenograph.envs.atif import session_trajectory
 from stenograph.envs.base import Environment, Task, WrongEnvironment
 from stenograph.envs.folder import EndedRollout, RolloutFolder, place_of
 
@@ -24,7 +25,8 @@ MAX_ID_CHARS = 256
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutPlan:
     """A run: `group_size` rollouts of each of at most `num_tasks` tasks, `concurrency` at a time, each agent for
-    `timeout_s` seconds at most. `session` are fields of each session. `facts` name the run in its folder."""
+    `timeout_s` seconds at most. `session` are fields of each session. `facts` name the run in its folder. `atif`: keep
+    a trajectory of each rollout too."""
 
     facts: Mapping[str, object]
     num_tasks: int | None = None
@@ -33,6 +35,7 @@ class RolloutPlan:
     concurrency: int = 16
     timeout_s: float | None = None
     session: Mapping[str, object] = field(default_factory=dict[str, object])
+    atif: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,14 @@ async def run_rollouts(
     progress = RolloutProgress(folder, num_wanted=len(members), stream=stream)
 
     async def agent(member: Member, session: RolloutSession) -> Reward | None:
-        return await environment.run(member.task, session)
+        reward: Reward | None = None
+        try:
+            reward = await environment.run(member.task, session)
+        finally:
+            if plan.atif:
+                made = await session_trajectory(session, reward=reward)
+                await asyncio.to_thread(folder.add_trajectory, member.task.id, member.number, made)
+        return reward
 
     async def ended(rollout: Rollout[Member]) -> None:
         payload = None if rollout.samples is None else rollout.samples.payload
