@@ -95,7 +95,7 @@ async def test_turns_have_their_texts_cut_and_whole(live: Live) -> None:
     (turn,) = page["turns"]
     assert (page["num_turns"], page["start"]) == (2, 0)
     assert turn["messages"] == [
-        {"role": "user", "content": long[:2000], "reasoning": None, "calls": [], "answers": None, "cut": 0}
+        {"role": "user", "content": long[:2000], "reasoning": None, "calls": [], "answers": None, "media": [], "cut": 0}
     ]
     assert turn["reply"]["content"] == "one"
     assert turn["params"]["temperature"] == 0.5

@@ -4,6 +4,7 @@ With CONSOLE_SHOTS=FOLDER each view is also kept there as a picture.
 """
 
 import asyncio
+import base64
 import os
 import shutil
 from collections.abc import AsyncIterator, Callable
@@ -13,10 +14,14 @@ from typing import Any
 
 import aiohttp
 import pytest
+from msgspec.structs import force_setattr, replace
 
 from standins.scripted_engine import ScriptedEngine
 from stenograph.cli.main import main
+from stenograph.core.messages import PlacedMedia
+from stenograph.session.kept_media import keep_media
 from stenograph.text.renderer import Renderer
+from tests.store_laws import medium
 
 from .conftest import Live, running, user
 from .console_kit import BAD, PROSE, branches, good, group_of, hostile, make_large, two_turns
@@ -27,6 +32,7 @@ playwright = pytest.importorskip(
     "playwright.async_api", reason="playwright is not installed: scripts/test-console does"
 )
 CHROMIUM = shutil.which("chromium")
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 WIDE = {"width": 1366, "height": 820}
 
 Serve = Callable[..., AbstractAsyncContextManager[Live]]
@@ -243,6 +249,25 @@ async def test_a_long_text_has_one_button_that_shows_all_of_it(live: Live, brows
     await page.click(".message.user button.more")
     await page.wait_for_selector(".message.user button.more", state="detached")
     assert len(await page.locator(".message.user pre").inner_text()) >= 23_999
+
+
+async def test_a_message_s_picture_is_shown_beside_its_text(live: Live, browser: Any) -> None:
+    session = await good(live)
+    live.says("a cat")
+    assert (await live.chat(session, user("what is this?"))).status == 200
+    item = medium(base64.b64decode(PIXEL))
+    node = live.manager.sessions.get(session).nodes[-1]
+    told = replace(node.turn.messages[-1], media=(PlacedMedia(at=0, ref=item.ref),))
+    force_setattr(node.turn, "messages", (*node.turn.messages[:-1], told))
+    seen = await opened(browser, f"{live.url}/console#/session/{session}")
+    await seen.page.wait_for_selector(".message p.note")  # its hash, as long as its bytes are not there
+    assert item.ref.sha256 in await text_of(seen.page, ".message p.note")
+    await keep_media(live.manager.sessions.get(session), None, [item])
+    seen = await opened(browser, f"{live.url}/console#/session/{session}")
+    picture = await seen.page.wait_for_selector(".message img.picture")
+    assert await picture.evaluate("one => one.decode().then(() => one.naturalWidth)") == 1
+    assert item.ref.sha256 in str(await picture.get_attribute("alt"))
+    assert seen.errors == []
 
 
 async def test_hostile_text_stays_text(live: Live, browser: Any) -> None:

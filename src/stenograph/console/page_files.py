@@ -6,7 +6,7 @@ from starlette.responses import RedirectResponse, Response
 from stenograph.console.assets import FILES, INDEX, PageFile
 from stenograph.core.errors import RouteNotFound
 
-POLICY = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+POLICY = "default-src 'self'; img-src 'self' blob:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 """No script, style or address but this server's own."""
 
 _HEADERS = {

@@ -116,6 +116,15 @@ class ShownCall(TypedDict):
     arguments: str
 
 
+class ShownImage(TypedDict):
+    """An image of a message, before character `at` of its content; its bytes are at `/sessions/{id}/media/{sha256}`."""
+
+    at: Count
+    sha256: str
+    media_type: str
+    num_bytes: Count
+
+
 class ShownMessage(TypedDict):
     """A message. `cut` is the number of characters that were left out of its texts."""
 
@@ -124,6 +133,7 @@ class ShownMessage(TypedDict):
     reasoning: str | None
     calls: Sequence[ShownCall]
     answers: str | None
+    media: Sequence[ShownImage]
     cut: Count
 
 
@@ -359,6 +369,15 @@ def _message(message: Message, *, whole: bool) -> ShownMessage:
             {"id": call.id, "name": call.name, "arguments": cutter.cut(call.arguments)} for call in message.tool_calls
         ],
         "answers": message.tool_call_id,
+        "media": [
+            {
+                "at": one.at,
+                "sha256": one.ref.sha256,
+                "media_type": one.ref.media_type,
+                "num_bytes": one.ref.num_bytes,
+            }
+            for one in message.media
+        ],
         "cut": cutter.num_cut,
     }
 

@@ -10,7 +10,7 @@ from msgspec.structs import force_setattr
 
 from stenograph.console.views import turn_page
 from stenograph.core.kinds import StrandKind
-from stenograph.core.messages import Message, Role
+from stenograph.core.messages import MediaKind, MediaRef, Message, PlacedMedia, Role
 from stenograph.core.types import SamplingParams
 from stenograph.trajectory.strand_facts import StrandFacts
 
@@ -50,3 +50,16 @@ def test_a_turn_says_what_was_asked_of_the_sampler_and_no_more(new_session: NewS
     (turn,) = json.loads(b"".join(turn_page("s", [node], {0: strand})))["turns"]
     assert turn["params"] == {"temperature": 0.0, "top_k": 5, "stop": ["x"]}
     assert (turn["strand"], turn["mean_logprob"], turn["weights"]) == (3, None, [])
+
+
+def test_a_message_s_images_have_their_hashes_and_places_and_no_bytes(new_session: NewSession) -> None:
+    session = new_session()
+    session.add(None, [1, 2], [(7, -0.5)])
+    ref = MediaRef(sha256="ab" * 32, kind=MediaKind.IMAGE, media_type="image/png", num_bytes=9)
+    message = Message(role=Role.USER, content="look", media=(PlacedMedia(at=2, ref=ref),))
+    force_setattr(session.nodes[-1].turn, "messages", (message,))
+    strand = StrandFacts(number=0, kind=StrandKind.MAIN, nodes=session.nodes)
+    pieces = turn_page("s", session.nodes, {node.id: strand for node in session.nodes}, start=0, limit=None)
+    (turn,) = json.loads(b"".join(pieces))["turns"]
+    shown = [{"at": 2, "sha256": "ab" * 32, "media_type": "image/png", "num_bytes": 9}]
+    assert (turn["messages"][0]["media"], turn["reply"]["media"]) == (shown, [])

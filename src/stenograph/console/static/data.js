@@ -61,6 +61,12 @@ export async function askLedger(id, after) {
   return json(`sessions/${encodeURIComponent(id)}/ledger?limit=1000&after=${after}`);
 }
 
+// The bytes of an image; a file has none.
+export async function askImage(id, sha256) {
+  if (isFile) return null;
+  return (await asked(`sessions/${encodeURIComponent(id)}/media/${sha256}`, "image/*")).blob();
+}
+
 export async function askTurns(id, leaf, start, limit) {
   if (isFile) {
     const page = await json(`${sessionPath(id)}/turns?leaf=${leaf}`);

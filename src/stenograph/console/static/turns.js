@@ -1,9 +1,9 @@
 // The conversation of a line: its turns with their texts, asked for in pages as they come into view.
 
-import { askTurns, askWholeTurn } from "./data.js";
+import { askImage, askTurns, askWholeTurn } from "./data.js";
 import { number, seconds, visible } from "./text.js";
 import { VirtualRows } from "./rows.js";
-import { Chip, html, render, useState } from "./ui.js";
+import { Chip, html, render, useEffect, useState } from "./ui.js";
 
 const TURNS_AT_ONCE = 20;
 const SHORT_CHARS = 1600;
@@ -85,7 +85,7 @@ export class ConversationPane {
       await this.store.whole(place);
       this.draw(element, place);
     };
-    render(html`<${TurnCard} turn=${turn} place=${place} onPick=${() => this.onTurn(place)} onWhole=${whole} />`, element);
+    render(html`<${TurnCard} turn=${turn} session=${this.store.id} place=${place} onPick=${() => this.onTurn(place)} onWhole=${whole} />`, element);
   }
 
   setCurrent(place, bring) {
@@ -95,7 +95,7 @@ export class ConversationPane {
   }
 }
 
-function TurnCard({ turn, place, onPick, onWhole }) {
+function TurnCard({ turn, session, place, onPick, onWhole }) {
   const total = Object.values(turn.stages_s).reduce((sum, one) => sum + one, 0);
   const sampled = Object.entries(turn.params).map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`);
   const versions = turn.weights === null ? ["mixed"] : [...new Set(turn.weights.map((span) => span.version))];
@@ -109,14 +109,37 @@ function TurnCard({ turn, place, onPick, onWhole }) {
       ${versions.length > 0 && html`<span class="dim">weights ${versions.map(visible).join(", ")}</span>`}
       <span class="dim">${seconds(total)}</span></header>
     ${turn.left_out > 0 && html`<button class="more" onClick=${onWhole}>${number(turn.left_out)} more messages</button>`}
-    ${turn.messages.map((message) => html`<${MessageView} message=${message} onWhole=${onWhole} />`)}
+    ${turn.messages.map((message) => html`<${MessageView} message=${message} session=${session} onWhole=${onWhole} />`)}
     ${turn.rewrites.length > 0 && html`<p class="marks">rewritten by ${[...new Set(turn.rewrites.map((one) => one.rule))].map(visible).join(", ")}</p>`}
-    <${MessageView} message=${turn.reply} own onWhole=${onWhole} />
+    <${MessageView} message=${turn.reply} session=${session} own onWhole=${onWhole} />
     ${turn.faults.map((fault) => html`<p class="marks bad">${fault.problem}: ${visible(fault.seen)}</p>`)}`;
 }
 
+// An image of a message, asked for with the page's key; in a file its hash alone.
+function Picture({ session, image }) {
+  const [url, setUrl] = useState(null);
+  useEffect(() => {
+    let made = null;
+    let isGone = false;
+    askImage(session, image.sha256).then(
+      (blob) => {
+        if (blob === null || isGone) return;
+        made = URL.createObjectURL(blob);
+        setUrl(made);
+      },
+      () => undefined,
+    );
+    return () => {
+      isGone = true;
+      if (made !== null) URL.revokeObjectURL(made);
+    };
+  }, [session, image.sha256]);
+  const said = `${image.media_type}, ${number(image.num_bytes)} bytes, before character ${number(image.at)}: ${image.sha256}`;
+  return url === null ? html`<p class="note">${visible(said)}</p>` : html`<img class="picture" src=${url} alt=${visible(said)} title=${visible(said)} />`;
+}
+
 // A message, its long texts shortened; one button shows all of it, asking the server for what it has cut.
-function MessageView({ message, own = false, onWhole }) {
+function MessageView({ message, session, own = false, onWhole }) {
   const [isOpen, setOpen] = useState(false);
   const texts = [message.reasoning, message.content, ...message.calls.map((call) => call.arguments)].filter((text) => text !== null);
   const hidden = (isOpen ? 0 : texts.reduce((sum, text) => sum + Math.max(0, text.length - SHORT_CHARS), 0)) + message.cut;
@@ -130,6 +153,7 @@ function MessageView({ message, own = false, onWhole }) {
       <h3>${own ? "sampled" : message.role}${message.answers === null ? "" : html` <small>answers ${visible(message.answers)}</small>`}</h3>
       ${message.reasoning !== null && html`<details class="reasoning" open=${own}><summary>reasoning</summary>${shown(message.reasoning)}</details>`}
       ${message.content !== null && shown(message.content)}
+      ${message.media.map((image) => html`<${Picture} key=${image.sha256} session=${session} image=${image} />`)}
       ${message.calls.map((call) => html`<div class="call"><b>${visible(call.name)}</b>${shown(call.arguments)}</div>`)}
       ${hidden > 0 && html`<button class="more" onClick=${open}>${number(hidden)} more characters</button>`}
     </section>`;
