@@ -6,7 +6,7 @@ held by a server or without sessions.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -90,8 +90,18 @@ def _checked(file: Look, session_id: SessionId) -> tuple[int, list[str]]:
         return 0, [str(error)]
     return len(stored.rows), [
         str(SessionDamaged(session_id, place=place, problem=problem))
-        for place, problem in _beside(file.columns(session_id), made)
+        for place, problem in (
+            *_beside(file.columns(session_id), made),
+            *lost_media(made.nodes.values(), lambda: file.media(session_id)),
+        )
     ]
+
+
+def lost_media(nodes: Iterable[Node], kept: Callable[[], Collection[str]]) -> Iterator[tuple[str, str]]:
+    """The media of turns that their session does not have. `kept` gives the hashes of those that it has."""
+    named = {one.ref.sha256: node.id for node in nodes for message in node.turn.messages for one in message.media}
+    for sha256 in named.keys() - kept() if named else ():
+        yield f"turn {named[sha256]}", f"its media {sha256} is not there"
 
 
 def _beside(columns: SessionColumns, made: RestoredTurns) -> Iterator[tuple[str, str]]:
