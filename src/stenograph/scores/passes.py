@@ -78,7 +78,7 @@ def scores_of_turns(passes: Sequence[ScorePass], results: Sequence[Scores]) -> d
     for one, scores in zip(passes, results, strict=True):
         for part in one.parts:
             span = slice(part.start - one.start, part.end - one.start)
-            best = [] if scores.top is None else scores.top[span]
+            best = () if scores.top is None else scores.top[span]
             found[part.node] = TurnScores(
                 logprobs=scores.logprobs[span],
                 top_ids=token_ids([top.id for row in best for top in row]),
