@@ -247,7 +247,7 @@ async def test_a_sync_that_fails_when_the_log_is_moved_is_a_failure_too_and_lose
     store = await SqliteStore.open(held, connect=disk.connect)
     async with aclosing(store):
         tail = await store.create(session_id(1), b"opening", at=1.0, ttl_s=None)
-        rows = [LARGE + bytes([number]) for number in range(4)]
+        rows = [4 * LARGE + bytes([number]) for number in range(4)]
         for row in rows[:-1]:
             await appended(store, tail, row)
         disk.strike(Fault.SYNC_FAILS, at)
@@ -267,7 +267,7 @@ async def test_a_sync_that_fails_when_the_log_is_moved_is_a_failure_too_and_lose
 
 async def test_a_large_row_is_whole_or_absent_wherever_its_write_ends(tmp_path: Path) -> None:
     num_ends = 0
-    for at in itertools.count(1, 1 if ALL_FAULTS else 97):
+    for at in itertools.count(1, 1 if ALL_FAULTS else 23):
         held = DataFolder(tmp_path / f"{at}", address="")
         disk = FaultyDisk(held.path)
         store = await SqliteStore.open(held, connect=disk.connect)
@@ -362,7 +362,7 @@ async def test_whichever_call_fails_a_server_says_so_and_has_what_it_acknowledge
     tmp_path: Path, serve: Callable[..., AbstractAsyncContextManager[Live]], fault: Fault
 ) -> None:
     num_hit = num_refused = 0
-    for at in chosen(sparse=61):
+    for at in chosen(sparse=29):
         held, heard = DataFolder(tmp_path / f"{at}", address=""), Heard()
         disk = FaultyDisk(held.path, fault, at)
         try:

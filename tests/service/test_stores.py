@@ -18,7 +18,7 @@ from stenograph.core.types import SessionId
 from stenograph.store import sqlite as sqlite_store
 from stenograph.store.base import checked_payloads
 from stenograph.store.codec.rows import Totals
-from stenograph.store.database import FileConnection
+from stenograph.store.database import PAGE_BYTES, FileConnection
 from stenograph.store.files import open_files
 from stenograph.store.folder import LOCK_NAME, RESERVE_NAME, DataFolder, filesystem_of, looked_at
 from stenograph.store.settings import Durability
@@ -127,7 +127,7 @@ async def test_a_full_disk_refuses_turns_deletes_all_the_same_and_goes_on_once_t
         large = await store.create(session_id(1), b"", at=1.0, ttl_s=None)
         small = await store.create(session_id(2), b"", at=1.0, ttl_s=None)
         await appended(store, large, b"x" * 200_000)
-        connect.made.run("PRAGMA max_page_count = 60")  # SQLite's own full disk
+        connect.made.run("PRAGMA max_page_count = 20")  # SQLite's own full disk
         with pytest.raises(StorageUnavailable, match="is full") as told:
             await appended(store, small, b"y" * 200_000)
         assert (told.value.is_full, told.value.status, told.value.code) == (True, 503, "storage_unavailable")
@@ -309,6 +309,26 @@ async def test_a_file_of_a_newer_schema_or_of_another_program_stops_the_start(fo
     folder.file().write_bytes(b"no database" * 1000)
     with pytest.raises(StartupError, match="not a database"):
         await SqliteStore.open(folder)
+
+
+async def test_a_file_of_small_pages_goes_on_with_them_and_a_new_one_has_large_ones(folder: DataFolder) -> None:
+    page_bytes = 4096
+
+    class OldFile(FileConnection):
+        def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+            return super().run(sql.replace(f"page_size = {PAGE_BYTES}", f"page_size = {page_bytes}"), parameters)
+
+    for number in (0, 1):
+        for at, connect in enumerate((FileConnection if number else OldFile, FileConnection)):
+            store = await SqliteStore.open(folder, number=number, connect=connect)
+            async with aclosing(store):
+                id_ = SessionId(f"{number:02x}{at:030x}")
+                tail = await store.create(id_, b"", at=1.0, ttl_s=None)
+                for body in (b"x" * 50_000, b"y"):
+                    await appended(store, tail, body)
+                assert payloads(await store.load(id_)) == [b"", b"x" * 50_000, b"y"]
+    sizes = [sqlite3.connect(folder.file(number)).execute("PRAGMA page_size").fetchone()[0] for number in (0, 1)]
+    assert sizes == [page_bytes, PAGE_BYTES]
 
 
 async def test_a_schema_is_made_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -24,11 +24,12 @@ APPLICATION_ID = 0x53746E67
 MAX_GROUP_ROWS = 256
 """Rows of one statement; it has five parameters a row, and SQLite takes 32,766."""
 
-LONG_LOG_BYTES = 4 * 2**20
-"""The length at which a log is moved into the file. As long as SQLite's own default; but SQLite moves it within a
+LONG_LOG_BYTES = 16 * 2**20
+"""The length at which a log is moved into the file. As many pages as SQLite's own default; but SQLite moves it within a
 write, and keeps a failure of the move to itself."""
 
-_PAGE_BYTES = 4096
+PAGE_BYTES = 2**14
+"""A page of a new file; an older file keeps its own. In pages of 4 KiB a row of 2.3 KB takes a whole one."""
 
 Migrations = Sequence[Sequence[str]]
 """The statements to bring a file from each schema to the next, from an empty one on."""
@@ -69,8 +70,8 @@ class SqlConnection(Protocol):
 
 Connect = Callable[[Path], SqlConnection]
 
-_BACKUP_PAGES = 1024
-"""Pages copied by a backup before others may go on: 4 MiB."""
+_BACKUP_PAGES = 256
+"""Pages copied by a backup before others may go on: 4 MiB, of an older file one."""
 
 
 class FileConnection:
@@ -148,7 +149,7 @@ class Database:
         """
         self._migrations = migrations
         self._connection: SqlConnection | None = None
-        self._log_bytes = 0
+        self._log_bytes, self._page_bytes = 0, PAGE_BYTES
         try:
             self._connection = connect(path)
             if durability is None:
@@ -171,13 +172,13 @@ class Database:
     def insert_rows(self, rows: Sequence[NewRow]) -> None:
         """Write rows, all or none, in one statement."""
         self.asked(_ROWS + ",".join(["(?,?,?,?,?)"] * len(rows)), list(chain.from_iterable(rows)))
-        self._log_bytes += sum(len(body) for _, _, _, body, _ in rows) + _PAGE_BYTES * (2 + len(rows))
+        self._log_bytes += sum(len(body) for _, _, _, body, _ in rows) + self._page_bytes * (2 + len(rows))
 
     def insert_session(self, new: NewSession) -> None:
         """Write a session."""
         values = (new.number, new.session_id, new.ttl_s, new.at, new.body, new.digest, new.key)
         self.asked(_OPENINGS + "(?,?,?,?,?,?,?)", values)
-        self._log_bytes += len(new.body) + 3 * _PAGE_BYTES
+        self._log_bytes += len(new.body) + 3 * self._page_bytes
 
     def delete(self, session_ids: Sequence[SessionId]) -> set[SessionId]:
         """Forget sessions and their rows in one transaction; the ones found."""
@@ -191,7 +192,7 @@ class Database:
         self.change(
             (f"DELETE FROM rows WHERE session IN ({_places(numbers)})", numbers),
             (f"DELETE FROM sessions WHERE number IN ({_places(numbers)})", numbers),
-            num_bytes=16 * _PAGE_BYTES * len(found),
+            num_bytes=16 * self._page_bytes * len(found),
         )
         return {SessionId(id_) for _, id_ in found}
 
@@ -238,15 +239,17 @@ class Database:
         synchronous = "FULL" if durability is Durability.COMMIT else "NORMAL"
         for pragma in (
             "locking_mode = EXCLUSIVE",
+            f"page_size = {PAGE_BYTES}",
             "journal_mode = WAL",
             f"synchronous = {synchronous}",
             "cell_size_check = ON",
             "cache_size = -16384",
             "journal_size_limit = 67108864",
-            f"wal_autocheckpoint = {8 * LONG_LOG_BYTES // _PAGE_BYTES}",  # should the estimate be far too low
+            f"wal_autocheckpoint = {8 * LONG_LOG_BYTES // PAGE_BYTES}",  # should the estimate be far too low
             "temp_store = MEMORY",
         ):
             self._run(f"PRAGMA {pragma}")
+        self._page_bytes = self._run("PRAGMA page_size")[0][0]
 
     def _check_ours(self, path: Path) -> int:
         """The schema of the file. Raises StartupError for a foreign or a newer file."""

@@ -19,7 +19,7 @@ FILES = "[0-9a-f][0-9a-f].sqlite3"
 """The names of the files: the two digits are the first of their sessions' ids."""
 NUM_FILES = 256
 RESERVE_NAME = "reserve"
-RESERVE_BYTES = 4 * 2**20
+RESERVE_BYTES = 16 * 2**20
 """Room given up when the disk is full and a session is deleted: SQLite writes before it frees."""
 
 PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
