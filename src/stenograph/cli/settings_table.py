@@ -17,7 +17,7 @@ from pathlib import Path
 from stenograph.core.errors import StartupError
 from stenograph.core.kinds import ReplyMode, SaltPolicy
 from stenograph.core.settings import Section, Setting, SettingsTable, Switch, choice, rows_of, setting
-from stenograph.engine.settings import EngineKind, ReplayKind
+from stenograph.engine.settings import EngineKind
 from stenograph.http.settings import Settings
 from stenograph.model.settings import default_cache_dir
 from stenograph.parts import (
@@ -25,7 +25,6 @@ from stenograph.parts import (
     EmbeddedSettings,
     ForwardKind,
     ScoreSettings,
-    TorchDtype,
     TraceSettings,
     WeightSettings,
 )
@@ -65,19 +64,12 @@ class CommandSettings(
     """A command's settings: a server's, those of its parts and of its log. Made by `load_settings`, or by hand in
     tests."""
 
+    def check(self) -> None:
+        _check_rooms(self)
 
-MIN_LEASE_S = 0.3
-"""A lease is renewed three times in its time; shorter ones are lost to a busy event loop."""
 
 SALTING = (EngineKind.SGLANG, EngineKind.SGLANG_GENERATE, EngineKind.VLLM)
 """Engines with a salt for their cache."""
-
-ROUTES_ALONE = {
-    EngineKind.EMBEDDED: "the embedded engine",
-    EngineKind.VLLM: "vLLM",
-    EngineKind.LMDEPLOY: "LMDeploy",
-}
-"""Engines that replay nothing but routed experts."""
 
 NO_REPLIES = {
     EngineKind.EMBEDDED: "the embedded engine writes no replies: set --engine too",
@@ -92,27 +84,11 @@ UNSPECIFIED = ("0.0.0.0", "::")
 """Hosts standing for every address of a machine."""
 
 
-def check_together(settings: CommandSettings) -> None:
-    """Raise StartupError for settings in conflict."""
+def _check_rooms(settings: CommandSettings) -> None:
+    """Raise StartupError for settings in conflict with those of another room: each room checks its own."""
     _check_store(settings)
     _check_support(settings)
     _check_embedded(settings)
-    is_embedded = settings.engine is EngineKind.EMBEDDED
-    if not is_embedded and not settings.engine_url:
-        raise StartupError(f"--engine {settings.engine} needs the address of its server: give --engine-url")
-    if is_embedded and settings.engine_url:
-        raise StartupError(
-            "--engine-url is set, but --engine is embedded, which has no address: say which engine it is,"
-            " for instance --engine sglang"
-        )
-    if is_embedded and settings.engine_logprobs is not None:
-        raise StartupError("--engine-logprobs is set, but the embedded engine reports all kinds")
-    if settings.engine is EngineKind.LLAMACPP and settings.replay is not ReplayKind.NONE:
-        raise StartupError("--replay is set, but llama.cpp does not report its experts")
-    if settings.engine in ROUTES_ALONE and settings.replay in (ReplayKind.INDEXER_TOPK, ReplayKind.ALL):
-        raise StartupError(
-            f"--replay is {settings.replay}, but {ROUTES_ALONE[settings.engine]} reports routed_experts alone"
-        )
     if settings.engine in NO_REPLIES and settings.reply is not ReplyMode.PASSTHROUGH:
         raise StartupError(f"--reply is {settings.reply}, but {NO_REPLIES[settings.engine]}")
 
@@ -121,8 +97,6 @@ def _check_store(settings: CommandSettings) -> None:
     if settings.store is not None:
         _check_shared(settings)
         return
-    if settings.advertise_url is not None or settings.lease_s != ClusterSettings.lease_s:
-        raise StartupError("--advertise-url and --lease are of servers that share a database: give --store, too")
     if settings.data_dir is None and settings.kept is not Durability.NONE:
         raise StartupError(f"--durability is {settings.durability}, but sessions are in memory: give --data-dir, too")
     if settings.data_dir is not None and settings.kept is Durability.NONE:
@@ -137,8 +111,6 @@ def _check_shared(settings: CommandSettings) -> None:
         raise StartupError(
             f"--durability is {settings.durability}, but a database of --store keeps turns as commit does"
         )
-    if settings.lease_s < MIN_LEASE_S:
-        raise StartupError(f"--lease is {settings.lease_s:g} s, but must be at least {MIN_LEASE_S:g} s")
     if settings.advertise_url is None and settings.host in UNSPECIFIED:
         raise StartupError(
             f"--host {settings.host} is not an address that other servers can reach: give --advertise-url, for instance"
@@ -157,15 +129,8 @@ def _check_support(settings: CommandSettings) -> None:
 
 
 def _check_embedded(settings: CommandSettings) -> None:
-    """Raise StartupError for settings of the embedded engine if they conflict, or are of no use."""
+    """Raise StartupError for settings of the embedded engine where another one samples."""
     is_embedded = settings.engine is EngineKind.EMBEDDED
-    if is_embedded and (settings.engine_api_key is not None or settings.engine_keys is not None):
-        given = "--engine-keys" if settings.engine_api_key is None else "--engine-api-key"
-        raise StartupError(f"{given} is set, but the embedded engine takes no key: set --engine too")
-    if settings.step_tokens <= settings.max_batch:
-        raise StartupError(
-            f"--step-tokens is {settings.step_tokens}, but must be above --max-batch, {settings.max_batch}: raise it"
-        )
     own: tuple[tuple[str, object, object, str], ...] = (
         ("--prefix-reuse", settings.prefix_reuse, Switch.ON, "it"),
         ("--tokenize-workers", settings.tokenize_workers, 0, "them"),
@@ -174,19 +139,12 @@ def _check_embedded(settings: CommandSettings) -> None:
     for flag, value, default, it in own:
         if not is_embedded and value != default:
             raise StartupError(f"{flag} is {value}, but --engine is {settings.engine}: only the embedded one has {it}")
-    of_torch: tuple[tuple[str, object, object], ...] = (
-        ("--torch-device", settings.torch_device, "auto"),
-        ("--torch-dtype", settings.torch_dtype, TorchDtype.FLOAT32),
-    )
-    for flag, value, default in of_torch:
-        if settings.forward is not ForwardKind.TORCH and value != default:
-            raise StartupError(f"{flag} is {value}, but --forward is {settings.forward}: set --forward torch")
 
 
 SETTINGS: tuple[Setting, ...] = rows_of(CommandSettings)
 """The table: every setting, in the order of the docs."""
 
-_TABLE = SettingsTable(CommandSettings, SETTINGS, check=check_together)
+_TABLE = SettingsTable(CommandSettings, SETTINGS)
 
 
 def load_settings(flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None) -> CommandSettings:

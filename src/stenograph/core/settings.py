@@ -276,12 +276,11 @@ def _row(declared: "dataclasses.Field[object]", section: Section) -> Setting:
 class SettingsTable(Generic[_S]):
     """Every setting, in the order of the docs, and how a value of `settings` is made of them.
 
-    `check` raises StartupError for contradictory settings.
+    Each class among the bases of `settings` may have a `check`: it raises StartupError for contradictory settings.
     """
 
-    def __init__(self, settings: type[_S], rows: Sequence[Setting], *, check: Callable[[_S], None]) -> None:
+    def __init__(self, settings: type[_S], rows: Sequence[Setting]) -> None:
         self._settings = settings
-        self._check = check
         self._by_name = {row.name: row for row in rows}
         self._by_env = {row.env: row for row in rows}
 
@@ -300,7 +299,9 @@ class SettingsTable(Generic[_S]):
         values = {**defaults, **self.given(flags, environ, file)}
         # The table has checked each value against its field; a type checker cannot follow that through a mapping.
         settings = self._settings(**{self._by_name[name].field: value for name, value in values.items()})
-        self._check(settings)
+        for room in reversed(self._settings.__mro__):
+            if (check := vars(room).get("check")) is not None:
+                check(settings)
         return settings
 
     def given(self, flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None) -> dict[str, object]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from stenograph.core.errors import StartupError
 from stenograph.core.settings import Section, choice, folder, matching, seconds, setting, text, texts, whole_number
 
 
@@ -36,6 +37,14 @@ class ReplayKind(enum.StrEnum):
     ROUTED_EXPERTS = "routed_experts"
     INDEXER_TOPK = "indexer_topk"
     ALL = "all"
+
+
+_ROUTES_ALONE = {
+    EngineKind.EMBEDDED: "the embedded engine",
+    EngineKind.VLLM: "vLLM",
+    EngineKind.LMDEPLOY: "LMDeploy",
+}
+"""Engines that replay nothing but routed experts."""
 
 
 def _address(url: str) -> str:
@@ -107,6 +116,28 @@ class EngineSettings:
     replay: ReplayKind = setting(
         ReplayKind.NONE, choice(ReplayKind), "Training-only payloads that the engine is asked for with each reply."
     )
+
+    def check(self) -> None:
+        """Raise StartupError for settings of no use to the engine, or in need of another."""
+        is_embedded = self.engine is EngineKind.EMBEDDED
+        if is_embedded and (self.engine_api_key is not None or self.engine_keys is not None):
+            given = "--engine-keys" if self.engine_api_key is None else "--engine-api-key"
+            raise StartupError(f"{given} is set, but the embedded engine takes no key: set --engine too")
+        if not is_embedded and not self.engine_url:
+            raise StartupError(f"--engine {self.engine} needs the address of its server: give --engine-url")
+        if is_embedded and self.engine_url:
+            raise StartupError(
+                "--engine-url is set, but --engine is embedded, which has no address: say which engine it is,"
+                " for instance --engine sglang"
+            )
+        if is_embedded and self.engine_logprobs is not None:
+            raise StartupError("--engine-logprobs is set, but the embedded engine reports all kinds")
+        if self.engine is EngineKind.LLAMACPP and self.replay is not ReplayKind.NONE:
+            raise StartupError("--replay is set, but llama.cpp does not report its experts")
+        if self.engine in _ROUTES_ALONE and self.replay in (ReplayKind.INDEXER_TOPK, ReplayKind.ALL):
+            raise StartupError(
+                f"--replay is {self.replay}, but {_ROUTES_ALONE[self.engine]} reports routed_experts alone"
+            )
 
     @property
     def loads_weights(self) -> bool:

@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
 
+from stenograph.core.errors import StartupError
 from stenograph.core.settings import Kind, Section, Switch, choice, folder, matching, seconds, setting, whole_number
 
 POSTGRES = r"postgres(ql)?://[^\s]+"
 """An address of a database to keep sessions in."""
+
+MIN_LEASE_S = 0.3
+"""A lease is renewed three times in its time; shorter ones are lost to a busy event loop."""
 
 _T = TypeVar("_T")
 
@@ -79,6 +83,20 @@ class EmbeddedSettings:
         "server does.",
         unit="threads",
     )
+
+    def check(self) -> None:
+        """Raise StartupError for settings in conflict."""
+        if self.step_tokens <= self.max_batch:
+            raise StartupError(
+                f"--step-tokens is {self.step_tokens}, but must be above --max-batch, {self.max_batch}: raise it"
+            )
+        of_torch: tuple[tuple[str, object, object], ...] = (
+            ("--torch-device", self.torch_device, "auto"),
+            ("--torch-dtype", self.torch_dtype, TorchDtype.FLOAT32),
+        )
+        for flag, value, default in of_torch:
+            if self.forward is not ForwardKind.TORCH and value != default:
+                raise StartupError(f"{flag} is {value}, but --forward is {self.forward}: set --forward torch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,3 +185,10 @@ class ClusterSettings:
         " of several workers has a lease.",
         unit="seconds",
     )
+
+    def check(self) -> None:
+        """Raise StartupError for settings of servers that share a database, where there is none, and a short lease."""
+        if self.store is None and (self.advertise_url is not None or self.lease_s != ClusterSettings.lease_s):
+            raise StartupError("--advertise-url and --lease are of servers that share a database: give --store, too")
+        if self.lease_s < MIN_LEASE_S:
+            raise StartupError(f"--lease is {self.lease_s:g} s, but must be at least {MIN_LEASE_S:g} s")
