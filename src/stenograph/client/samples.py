@@ -81,6 +81,16 @@ class DecodedSupport:
         return f"<DecodedSupport of {num_known} of {len(self)} tokens, {mean:.1f} ids each of {self.vocab_size}>"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleMedia:
+    """An image of a sample: tokens `[start, start + length)` stand for it. `sha256` is of its bytes, in hex."""
+
+    sha256: str
+    kind: str
+    start: int
+    length: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class DecodedSample:
     """One training row. T tokens; the last R = `response_length` come after the first prompt.
@@ -89,7 +99,8 @@ class DecodedSample:
     unless `logprobs_kind` says otherwise. `raw_log_probs` and `sampling_log_probs` [R] or None. `routed_experts`
     [T - 1, layers, top_k] and `indexer_topk` [T - 1, K], or None. `turns` are the rows of docs/samples.md.
     `num_prompt_tokens` and `num_cached_tokens` are sums over the turns, as the engine counted them. `scores` float64
-    [R] are the annotations asked for, by name, 0.0 where the mask is 0.
+    [R] are the annotations asked for, by name, 0.0 where the mask is 0. `media` are the images in `tokens`, in order;
+    `session.media(sha256)` has their bytes.
     """
 
     tokens: NDArray[np.int64]
@@ -111,6 +122,7 @@ class DecodedSample:
     num_cached_tokens: int = 0
     metadata: Mapping[str, object]
     scores: Mapping[str, NDArray[np.float64]] = field(default_factory=dict[str, NDArray[np.float64]])
+    media: tuple[SampleMedia, ...] = ()
 
     def __post_init__(self) -> None:
         lengths = {len(self.loss_mask), len(self.log_probs), *map(len, self.scores.values())}
@@ -289,6 +301,15 @@ def _sample(fields: Mapping[str, object], tensors: Mapping[str, NDArray[np.gener
         num_prompt_tokens=int(counts.get("total_prompt_tokens", 0)),
         num_cached_tokens=int(counts.get("cached_tokens", 0)),
         metadata=cast("Mapping[str, object]", fields["metadata"]),
+        media=tuple(
+            SampleMedia(
+                sha256=str(one["sha256"]),
+                kind=str(one["kind"]),
+                start=cast("int", one["start"]),
+                length=cast("int", one["length"]),
+            )
+            for one in cast("list[Mapping[str, object]]", fields.get("media", []))
+        ),
         scores={
             name: np.array(values, np.float64)
             for name, values in cast("Mapping[str, list[float]]", fields.get("scores", {})).items()

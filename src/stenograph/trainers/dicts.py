@@ -17,7 +17,7 @@ from stenograph.trainers.rows import (
     NO_VERSION,
     VersionNumber,
     WrongRows,
-    check_tempered,
+    check_trainable,
     first_routes,
     number_of,
     runs,
@@ -76,7 +76,7 @@ def _skyrl_rows(rollout: Rollout[T], trajectory: object, filler_id: int) -> list
 
 
 def _skyrl_row(sample: DecodedSample) -> dict[str, object]:
-    check_tempered(sample)
+    check_trainable(sample)
     return {
         "prompt_token_ids": sample.tokens[: sample.prompt_length].tolist(),
         "response_ids": sample.tokens[sample.prompt_length :].tolist(),

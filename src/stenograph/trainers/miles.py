@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stenograph.client.samples import DecodedSample, Reward
-from stenograph.trainers.rows import WrongRows, WrongTrainer, check_tempered, first_routes, replay_as, support_rows
+from stenograph.trainers.rows import WrongRows, WrongTrainer, check_trainable, first_routes, replay_as, support_rows
 
 Made = TypeVar("Made")
 
@@ -100,7 +100,7 @@ def _identified(one: Any, names: set[str], rollout_id: int | None) -> Any:
 def _set_log_probs(one: Any, sample: DecodedSample, replays_top_p: bool) -> None:
     """Tempered ones; where slime replays top_p, those over the ids open to sampling, and these ids."""
     if not replays_top_p:
-        check_tempered(sample)
+        check_trainable(sample)
         one.rollout_log_probs = sample.log_probs.tolist()
         return
     support = support_rows(sample)

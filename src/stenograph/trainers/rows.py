@@ -45,9 +45,9 @@ class WholeRows:
     temperatures: NDArray[np.float64]
 
 
-def whole(sample: DecodedSample) -> WholeRows:
-    """The sample's arrays over all of its tokens. Raises WrongRows if its log-probabilities are not tempered ones."""
-    check_tempered(sample)
+def whole(sample: DecodedSample, *, shows_images: bool = False) -> WholeRows:
+    """The sample's arrays over all of its tokens. Raises as `check_trainable`."""
+    check_trainable(sample, shows_images=shows_images)
     num_tokens, start = len(sample.tokens), sample.prompt_length
     mask = np.zeros(num_tokens, np.bool_)
     mask[start:] = sample.loss_mask != 0
@@ -96,8 +96,14 @@ def shifted(row: NDArray[Scalar]) -> NDArray[Scalar]:
     return row[1:]
 
 
-def check_tempered(sample: DecodedSample) -> None:
-    """Raise WrongRows if the sample's log-probabilities are of another distribution than a trainer recomputes."""
+def check_trainable(sample: DecodedSample, *, shows_images: bool = False) -> None:
+    """Raise WrongRows if the sample's log-probabilities are of another distribution than a trainer recomputes, or of
+    images that these rows do not show it."""
+    if sample.media and not shows_images:
+        raise WrongRows(
+            f"a sample has {len(sample.media)} images, and this trainer's rows have no place for them: it would train"
+            " on their tokens without their pixels. verl's have one (agent_loop_outputs, images=…)."
+        )
     if sample.logprobs_kind is not None:
         raise WrongRows(
             f"a sample has {sample.logprobs_kind!r} log-probabilities, and a trainer recomputes tempered ones: sample"

@@ -10,7 +10,7 @@ import numpy as np
 
 from stenograph.client.batch import Rollout, RolloutBatch, RolloutGroup
 from stenograph.client.samples import DecodedSample
-from stenograph.trainers.rows import VersionNumber, advantages, built, check_tempered, number_of, version_range, whole
+from stenograph.trainers.rows import VersionNumber, advantages, built, check_trainable, number_of, version_range, whole
 
 T = TypeVar("T")
 Made = TypeVar("Made")
@@ -48,7 +48,7 @@ def _add(rows: dict[str, list[object]], rollout: Rollout[T] | None, filler_id: i
     if kept is None or rollout is None:
         prompt, completion, nats, mask = [filler_id], [filler_id], [0.0], [0]
     else:
-        check_tempered(kept)
+        check_trainable(kept)
         prompt, completion = _halves(kept)
         nats, mask = kept.log_probs.tolist(), kept.loss_mask.tolist()
     rows["prompt_ids"].append(prompt)

@@ -35,15 +35,19 @@ def agent_loop_outputs(
     version: VersionNumber | None = None,
     filler_id: int = 0,
     experts_shape: tuple[int, int] | None = None,
+    images: Mapping[str, object] | None = None,
 ) -> list[Made]:
     """`AgentLoopOutput`s, one for each sample of a rollout; `make` is verl's class, `metrics` an `AgentLoopMetrics`.
 
     The last one has the score; verl's trainer copies it to all of a rollout. The sampled tokens' versions are
     `extra_fields.min_global_steps` and `.max_global_steps`. A sample without a response is left out; a rollout without
     others is one output of two `filler_id` with nothing trained, so its score counts in its group; where the batch has
-    routed experts, it needs `experts_shape`, layers and top_k.
+    routed experts, it needs `experts_shape`, layers and top_k. `images` are those of the samples, by SHA-256, as verl's
+    processor takes them (PIL's): `multi_modal_data` has them. Raises WrongRows where one is missing.
     """
-    rows = [agent_loop_fields(sample, version=version) for sample in samples or () if len(sample.log_probs)]
+    rows = [
+        agent_loop_fields(sample, version=version, images=images) for sample in samples or () if len(sample.log_probs)
+    ]
     rows = rows or [_filler(filler_id, experts_shape)]
     rows[-1]["reward_score"] = number_of(reward)
     if isinstance(reward, Mapping):
@@ -64,10 +68,14 @@ def _filler(filler_id: int, experts_shape: tuple[int, int] | None) -> dict[str, 
     }
 
 
-def agent_loop_fields(sample: DecodedSample, *, version: VersionNumber | None = None) -> dict[str, object]:
+def agent_loop_fields(
+    sample: DecodedSample, *, version: VersionNumber | None = None, images: Mapping[str, object] | None = None
+) -> dict[str, object]:
     """The fields of an `AgentLoopOutput`, but `metrics` and the score. `num_turns` counts prompts and replies."""
-    rows, start = whole(sample), sample.prompt_length
+    rows, start = whole(sample, shows_images=True), sample.prompt_length
+    shown = {"multi_modal_data": {"images": _images(sample, images or {})}} if sample.media else {}
     return {
+        **shown,
         "prompt_ids": rows.tokens[:start].tolist(),
         "response_ids": rows.tokens[start:].tolist(),
         "response_mask": sample.loss_mask.tolist(),
@@ -122,6 +130,15 @@ def padded_batch(
         "rollout_log_probs": nats,
     }
     return batch | ({"rm_scores": scores} if rewards else {})
+
+
+def _images(sample: DecodedSample, images: Mapping[str, object]) -> list[object]:
+    for one in sample.media:
+        if one.sha256 not in images:
+            raise WrongRows(
+                f"a sample has the image {one.sha256}, and images has not: load it with session.media(sha256)"
+            )
+    return [images[one.sha256] for one in sample.media]
 
 
 def _versions(sample: DecodedSample, version: VersionNumber | None) -> dict[str, object]:
