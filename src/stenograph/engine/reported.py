@@ -19,10 +19,13 @@ from stenograph.core.errors import UpstreamInvalid
 from stenograph.core.replay import PackedInts, Replay, int32_of_base64
 from stenograph.core.support import SupportWriter
 from stenograph.core.types import SupportPiece, TopLogprob, WeightSpan
-from stenograph.engine.rows import MetaInfo, TopRow, check_ids, short
+from stenograph.engine.rows import LARGE_PAYLOAD_BYTES, MetaInfo, TopRow, check_ids, short
 from stenograph.engine.settings import ReplayKind
 
 REPLAY_FIELDS = ("routed_experts", "indexer_topk")
+_PAYLOAD_BEGINS = b'"routed_experts":"'
+STAND_IN_TEXT = b"read apart: 7777777777777777777"
+"""No base64."""
 
 
 def alternatives(
@@ -102,15 +105,22 @@ def support_piece(writer: SupportWriter, ids: Sequence[int], rows: Sequence[Sequ
 
 
 def replay_of(
-    meta: MetaInfo, asked: ReplayKind, *, num_rows: int, first_row: int, row_size: int
+    meta: MetaInfo,
+    asked: ReplayKind,
+    *,
+    num_rows: int,
+    first_row: int,
+    row_size: int,
+    apart: memoryview | None = None,
 ) -> tuple[Replay | None, tuple[str, ...]]:
     """The requested payload for a trainer's replay, None where there is none; and the names of any others.
 
     Of the `num_rows` rows of routed experts those from `first_row` on were asked for, and no others are kept, also of
     an SGLang that knows no `routed_experts_start_len` and sends all. `row_size`: the numbers in a row; 0 is not known.
+    `apart` is the text that `payload_apart` found.
     """
     told = [name for name in REPLAY_FIELDS if _is_reported(meta, name)]
-    kept = {name: _payload(meta, name) for name in told if asked in (name, ReplayKind.ALL)}
+    kept = {name: _payload(meta, name, apart) for name in told if asked in (name, ReplayKind.ALL)}
     unasked = tuple(name for name in told if name not in kept)
     experts = kept.get("routed_experts")
     if experts is not None and first_row and experts.size == num_rows * row_size:
@@ -131,14 +141,36 @@ def _is_reported(meta: MetaInfo, name: str) -> bool:
     return begin == b'"'
 
 
-def _payload(meta: MetaInfo, name: str) -> "NDArray[np.int32]":
+def _payload(meta: MetaInfo, name: str, apart: memoryview | None) -> "NDArray[np.int32]":
     raw = _raw_payload(meta, name)
+    begin = bytes(memoryview(raw)[: len(STAND_IN_TEXT) + 1])
+    text: memoryview | str = memoryview(raw)[1:-1]
+    if apart is not None and begin[1:] == STAND_IN_TEXT:
+        text = apart
     try:
-        return int32_of_base64(memoryview(raw)[1:-1])
+        return int32_of_base64(text)
     except ValueError:
-        text = msgspec.json.decode(raw, type=str)  # it may be spelled with escapes
+        text = text if text is apart else msgspec.json.decode(raw, type=str)  # it may be spelled with escapes
     try:
         return int32_of_base64(text)
     except ValueError as error:
         told = f"{name}, {len(text)} characters, is no base64 of int32: {error}"
         raise UpstreamInvalid("replay_is_base64", told) from error
+
+
+def payload_apart(body: bytes) -> tuple[bytes, memoryview | None]:
+    """The body with `STAND_IN_TEXT` in the place of the text of a large `routed_experts`, and that text.
+
+    The body itself and None where it has none. The decoder passes over a megabyte of base64 a byte at a time. Here the
+    machine's vectors look at it: it has to be ASCII without quotes, escapes and control characters. Then the rest is
+    JSON if and only if the body is, and says the same but for this text.
+    """
+    middle = len(body) // 2
+    begin, end = body.rfind(b'"', 0, middle) + 1, body.find(b'"', middle)
+    if end - begin < LARGE_PAYLOAD_BYTES or not body.endswith(_PAYLOAD_BEGINS, 0, begin):
+        return body, None
+    text = np.frombuffer(body, dtype=np.uint8, count=end - begin, offset=begin)
+    if np.minimum.reduce(text) < ord(" ") or np.maximum.reduce(text) >= 0x7F or body.find(b"\\", begin, end) >= 0:
+        return body, None
+    rest = b"".join((body[:begin], STAND_IN_TEXT, body[end:]))
+    return (rest, memoryview(body)[begin:end]) if rest.count(STAND_IN_TEXT) == 1 else (body, None)

@@ -29,7 +29,6 @@ from operator import attrgetter
 from typing import Annotated, TypeVar
 
 import msgspec
-import numpy as np
 
 from stenograph.core.errors import UpstreamInvalid
 from stenograph.core.types import FinishReason, token_ids
@@ -44,7 +43,6 @@ Laws = Sequence[tuple[re.Pattern[str], str]]
 
 LARGE_PAYLOAD_BYTES = 64 * 1024
 """A shorter payload is decoded with all else."""
-_PAYLOAD_BEGINS = b'"routed_experts":"'
 MAX_SHOWN_BITS = 128
 
 
@@ -205,23 +203,6 @@ def decoded_apart(
         if meta is not None and meta.output_token_logprobs == _STAND_IN:
             return told, columns
     return decoded(decoder, body, known), None
-
-
-def outline(body: bytes) -> bytes:
-    """The body without the text of a large `routed_experts`, unasked for; the body itself if it has none.
-
-    The decoder passes over a megabyte of base64 a byte at a time. Here the machine's vectors look at it: it has to be
-    ASCII without quotes, escapes and control characters. Then the rest is JSON if and only if the body is, and says the
-    same but for this text.
-    """
-    middle = len(body) // 2
-    begin, end = body.rfind(b'"', 0, middle) + 1, body.find(b'"', middle)
-    if end - begin < LARGE_PAYLOAD_BYTES or not body.endswith(_PAYLOAD_BEGINS, 0, begin):
-        return body
-    text = np.frombuffer(body, dtype=np.uint8, count=end - begin, offset=begin)
-    if np.minimum.reduce(text) < ord(" ") or np.maximum.reduce(text) >= 0x7F or body.find(b"\\", begin, end) >= 0:
-        return body
-    return body[:begin] + body[end:]
 
 
 _REASONS = {

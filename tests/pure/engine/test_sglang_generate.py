@@ -39,6 +39,7 @@ from stenograph.core.types import (
 )
 from stenograph.engine.base import GenerateRequest
 from stenograph.engine.http.transport import HttpReply
+from stenograph.engine.rows import LARGE_PAYLOAD_BYTES
 from stenograph.engine.settings import ReplayKind
 from stenograph.engine.sglang.chat_wire import encode_request
 from stenograph.engine.sglang.generate_wire import (
@@ -129,6 +130,13 @@ def test_a_whole_reply_is_one_chunk() -> None:
     assert chunk.top_logprobs == ((TopLogprob(id=5, logprob=-0.5),), (), ())
     assert chunk.replay is not None
     assert chunk.replay.routed_experts == PackedInts(bytes(6), 1)
+
+
+def test_a_large_payload_is_read_as_a_small_one() -> None:
+    large = base64.b64encode(bytes(4 * LARGE_PAYLOAD_BYTES)).decode()
+    (chunk,) = reading().whole(ok(part(routed_experts=large)))
+    assert chunk.replay is not None
+    assert chunk.replay.routed_experts == PackedInts(bytes(LARGE_PAYLOAD_BYTES), 1)
 
 
 META = "meta_info"

@@ -33,6 +33,7 @@ from stenograph.core.types import (
 from stenograph.dialects.openai.spelling import OpenAISpelling
 from stenograph.engine import rows
 from stenograph.engine.base import GenerateRequest
+from stenograph.engine.reported import STAND_IN_TEXT, payload_apart
 from stenograph.engine.settings import ReplayKind
 from stenograph.engine.sglang import chat_wire
 from stenograph.engine.sglang.chat_wire import SGLangReply, decode_reply, encode_request
@@ -149,17 +150,42 @@ def test_a_large_payload_is_passed_over_as_the_decoder_passes_over_it(
         if place % len(around) != cut:
             around[place % len(around)] = byte
     body = b"".join((around[:cut], LARGE_PAYLOAD, inside, LARGE_PAYLOAD, around[cut + 1 :]))
-    assert read_or_law(rows.outline(body)) == read_or_law(body)
+    assert read_or_law(payload_apart(body)[0]) == read_or_law(body)
 
 
 def test_a_large_payload_that_nobody_asked_for_is_not_decoded_and_one_that_was_asked_for_is_kept() -> None:
     body = LARGE_PAYLOAD.join(LARGE_REPLY)
-    assert rows.outline(body) == b"".join(LARGE_REPLY)
+    assert payload_apart(body) == (STAND_IN_TEXT.join(LARGE_REPLY), LARGE_PAYLOAD)
     unasked = decode_reply(body, vocab_size=VOCAB, request_id="r")
     assert (unasked.replay, unasked.unasked_replay) == (None, ("routed_experts",))
     asked = decoded(body).replay
     assert asked is not None
     assert asked.routed_experts == PackedInts.of(int32_of_base64(LARGE_PAYLOAD))
+
+
+@pytest.mark.parametrize("where", ["meta_info", "sglext", "both", "choice", "reply"])
+def test_a_large_payload_is_the_reports_and_no_others(where: str) -> None:
+    whole: dict[str, Any] = reply(routed_experts=EXPERTS)
+    large = LARGE_PAYLOAD.decode()
+    if where in ("meta_info", "both"):
+        whole["choices"][0]["meta_info"]["routed_experts"] = large
+    if where in ("sglext", "both"):
+        whole["sglext"] = {"routed_experts": large}
+    if where == "choice":
+        whole["choices"][0]["routed_experts"] = large
+    if where == "reply":
+        whole["routed_experts"] = large
+    replay = decoded(dumped(whole)).replay
+    assert replay is not None
+    text = whole["choices"][0]["meta_info"]["routed_experts"]
+    assert replay.routed_experts == PackedInts.of(int32_of_base64(text))
+    assert json.loads(cut_replay(dumped(whole))) == without_replay(whole)
+
+
+@pytest.mark.parametrize("damage", ["A", "!AAA", "é", "\n", "\x00", "\\"])
+def test_a_large_payload_that_is_damaged_breaks_the_law_of_a_small_one(damage: str) -> None:
+    for text in ("AAAA" + damage, LARGE_PAYLOAD.decode() + damage):
+        assert law_of(reply(routed_experts=text)) == "replay_is_base64"
 
 
 def test_a_valid_reply_is_read_whole() -> None:

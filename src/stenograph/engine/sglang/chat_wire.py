@@ -37,7 +37,7 @@ from stenograph.core.types import (
     WeightSpan,
 )
 from stenograph.engine.base import GenerateRequest
-from stenograph.engine.reported import ReportedSupport, alternatives, replay_of, weight_spans
+from stenograph.engine.reported import ReportedSupport, alternatives, payload_apart, replay_of, weight_spans
 from stenograph.engine.rows import (
     LARGE_PAYLOAD_BYTES,
     META_LAWS,
@@ -48,7 +48,6 @@ from stenograph.engine.rows import (
     decoded,
     decoded_apart,
     laws,
-    outline,
     reason_of,
 )
 from stenograph.engine.settings import ReplayKind
@@ -256,9 +255,9 @@ def decode_reply(
     beyond `replay` are left out, and named in `unasked_replay`. `wants_support`: each token has to have its support.
     Raises UpstreamInvalid, naming the broken law, and nothing else.
     """
-    columns = None
+    payload = columns = None
     if len(body) > LARGE_PAYLOAD_BYTES:
-        text = outline(body) if replay is ReplayKind.NONE else body
+        text, payload = payload_apart(body)
         completion, columns = decoded_apart(_COMPLETION, text, _LAWS, _meta_of)
     else:
         completion = decoded(_COMPLETION, body, _LAWS)
@@ -284,7 +283,9 @@ def decode_reply(
     num_rows = (num_prompt or 0) + len(ids) - 1
     kept, unasked = None, tuple[str, ...]()
     if meta.has_replay:
-        kept, unasked = replay_of(meta, replay, num_rows=num_rows, first_row=first_row, row_size=row_size)
+        kept, unasked = replay_of(
+            meta, replay, num_rows=num_rows, first_row=first_row, row_size=row_size, apart=payload
+        )
     support = ReportedSupport(vocab_size) if wants_support and ids else None
     if support is not None:
         support.take(meta, num_new=len(ids), num_sampled=len(ids))

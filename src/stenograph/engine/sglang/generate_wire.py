@@ -34,7 +34,7 @@ from stenograph.core.types import (
 from stenograph.engine.base import GenerateRequest
 from stenograph.engine.http.adapter import EngineReading, told_too_long
 from stenograph.engine.http.transport import HttpReply
-from stenograph.engine.reported import ReportedSupport, alternatives, replay_of, weight_spans
+from stenograph.engine.reported import ReportedSupport, alternatives, payload_apart, replay_of, weight_spans
 from stenograph.engine.rows import (
     LARGE_PAYLOAD_BYTES,
     META_LAWS,
@@ -184,6 +184,7 @@ class SGLangGenerateReading(EngineReading):
         self._replay = replay
         self._first_row, self._row_size, self._num_prompt = first_row, row_size, num_prompt
         self._sampled = SampledTokens(vocab_size=vocab_size, num_prompt=num_prompt if placeholder is None else None)
+        self._apart: memoryview | None = None
         self._held: Chunk | None = None
         self._has_ended = False
 
@@ -192,9 +193,10 @@ class SGLangGenerateReading(EngineReading):
 
     def event(self, data: bytes) -> Sequence[Chunk]:
         """The chunks of a part; the generation's last one is held until `end`."""
-        columns = None
+        self._apart = columns = None
         if len(data) > LARGE_PAYLOAD_BYTES:
-            part, columns = decoded_apart(_PART, data, META_LAWS, _meta_of)
+            text, self._apart = payload_apart(data)
+            part, columns = decoded_apart(_PART, text, META_LAWS, _meta_of)
         else:
             part = decoded(_PART, data, META_LAWS)
         if part.error is not None:
@@ -269,8 +271,10 @@ class SGLangGenerateReading(EngineReading):
         )
 
     def _replay_of(self, meta: MetaInfo, num_sampled: int) -> tuple[Replay | None, tuple[str, ...]]:
-        num_rows = self._num_prompt + num_sampled - 1
-        return replay_of(meta, self._replay, num_rows=num_rows, first_row=self._first_row, row_size=self._row_size)
+        num_rows, first_row = self._num_prompt + num_sampled - 1, self._first_row
+        return replay_of(
+            meta, self._replay, num_rows=num_rows, first_row=first_row, row_size=self._row_size, apart=self._apart
+        )
 
 
 def _finish_of(told: MetaFinish | str | None, data: bytes) -> Finish | None:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from stenograph.engine.reported import REPLAY_FIELDS
+from stenograph.engine.reported import REPLAY_FIELDS, STAND_IN_TEXT, payload_apart
 
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
@@ -14,6 +14,12 @@ def cut_replay(body: bytes) -> bytes:
     SGLang writes them into each choice's `meta_info` and, in some versions, once more into `sglext`. A body with
     neither is returned as the same object. Takes bodies accepted by `decode_reply`.
     """
+    rest, payload = payload_apart(body)
+    cut = _cut(rest)
+    return cut if payload is None or STAND_IN_TEXT not in cut else _cut(body)
+
+
+def _cut(body: bytes) -> bytes:
     reply = _OBJECT.decode(body)
     choices = _LIST.decode(reply["choices"])
     cut = [_cut_within(choice, "meta_info") for choice in choices]
