@@ -41,6 +41,8 @@ class Encoder(Protocol):
     """Encodes plain text. May be called from any thread, and is never reconfigured."""
 
     kind: EncoderKind
+    plain: tokenizers.Tokenizer
+    """The reference's."""
 
     def encode(self, text: str) -> "array[int]":
         """Ids [T]. Raises TypeError or UnicodeEncodeError: the text has a lone surrogate."""
@@ -86,13 +88,13 @@ class ReferenceEncoder:
 
     def __init__(self, plain_json: str) -> None:
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_str(plain_json)
+            self.plain = tokenizers.Tokenizer.from_str(plain_json)
         except Exception as error:  # the library raises Exception itself
             raise StartupError(f"tokenizer.json: the tokenizer library refuses it: {error}") from error
 
     def encode(self, text: str) -> "array[int]":
         """Ids [T]. Of the library's calls the batch one releases the GIL; `encode` holds it throughout."""
-        return token_ids(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+        return token_ids(self.plain.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
 
 class FastEncoder:
@@ -112,6 +114,7 @@ class FastEncoder:
         dense = {**model, "vocab": {text: number for number, (text, _) in enumerate(vocab)}}
         self._tokenizer = load(msgspec.json.encode({**document, "model": dense}).decode())
         self._reference = reference
+        self.plain = reference.plain
 
     def encode(self, text: str) -> "array[int]":
         """Ids [T], without a Python object for each."""

@@ -19,6 +19,7 @@ from ahocorasick_rs import AhoCorasick, MatchKind
 from msgspec import Struct
 
 from stenograph.core.errors import StartupError, TokenizationFailed, UnrenderableMessage
+from stenograph.core.loaded import entry
 from stenograph.core.types import token_ids
 from stenograph.model.fast_encoder import IDS_AT_ONCE, choose_encoder
 from stenograph.model.settings import EncoderKind
@@ -108,7 +109,8 @@ class Tokenizer:
 
     def encode_plain(self, text: str) -> "array[int]":
         """Ids [T] of untrusted text: never an added token's. Raises UnrenderableMessage: a lone surrogate."""
-        return self._encoded(text)[:]
+        self._extend(ids := token_ids(), text)
+        return ids
 
     def encode_spans(self, spans: Sequence[Span]) -> "array[int]":
         """Ids [T] of the spans' joined text; added tokens only where they lie wholly within trusted text.
@@ -154,10 +156,12 @@ class Tokenizer:
         return TextStream(self, skip=self.special_ids.difference(keep) if skip_special else frozenset())
 
     def _extend(self, ids: "array[int]", text: str) -> None:
-        """Add the ids of a text without added tokens, so many at once: each call keeps the GIL."""
-        more = self._encoded(text)
-        for start in range(0, len(more), IDS_AT_ONCE):
-            ids.extend(more[start : start + IDS_AT_ONCE])
+        """Add the ids of a text without added tokens, some at once: each call keeps the GIL."""
+        is_long = len(text) > PIECE_CHARS
+        for part in entry("stenograph.model.text_cuts:parts_of")(self._encoder.plain, text) if is_long else (text,):
+            more = self._encoded(part)
+            for start in range(0, len(more), IDS_AT_ONCE):
+                ids.extend(more[start : start + IDS_AT_ONCE])
 
     def _encoded(self, text: str) -> "array[int]":
         """Ids of a text without added tokens; not the caller's to change."""

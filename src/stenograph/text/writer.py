@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import TypeAlias
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.day import STRFTIME_NOW
@@ -18,12 +19,16 @@ from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.model.tokenizer import Tokenizer
 from stenograph.text.family import Family
 from stenograph.text.template.input import Sealer, client_strings, message_dicts, tool_values
-from stenograph.text.template.template import Template
+from stenograph.text.template.template import ChatTemplate, Template
 
 MAX_FRAMES = 64
 MAX_FRAME_CHARS = 65_536
 """Longer tools and arguments are rendered anew at each turn. Frames are a few times as large: at most tens of MB."""
 
+Shown: TypeAlias = Sequence[Mapping[str, object]]
+LARGE_CHARS = 1 << 20
+"""Longer conversations are written by jinja2, which joins Python's strings. minijinja takes a tenth of its time for a
+short message, but holds the GIL for a copy of each text in and of the whole out: 146 ms for 23 MB not in ASCII."""
 _OPENING = Message(role=Role.USER, content="u")
 """Stands for a line's history in a bridge: its text does not matter, the bridge is a difference."""
 
@@ -48,6 +53,7 @@ class Writer:
         self._tokenizer = tokenizer
         self._allows_special = allows_special
         self._template = template
+        self._for_large = template.for_large if isinstance(template, ChatTemplate) else template
         self.reads_date = STRFTIME_NOW in template.names
         """Whether the template asks for the date."""
         self.form = family.form
@@ -85,7 +91,8 @@ class Writer:
         Raises UnrenderableMessage: the template refuses, or the family fixes an argument.
         """
         frame = self.around(sealer, tools, kwargs)
-        return self.within(frame, message_dicts(messages, sealer, self.form), prompt=prompt)
+        shown = message_dicts(messages, sealer, self.form)
+        return self.within(frame, shown, prompt=prompt, is_large=is_large(messages))
 
     def around(
         self, sealer: Sealer, tools: Sequence[Tool] = (), kwargs: Mapping[str, object] | None = None
@@ -102,9 +109,19 @@ class Writer:
             arguments[name] = value
         return Surroundings(tools=tool_values(tools, sealer), arguments=arguments)
 
-    def within(self, around: "Surroundings", shown: Sequence[Mapping[str, object]], *, prompt: bool) -> str:
+    def within(self, around: "Surroundings", shown: Shown, *, prompt: bool, is_large: bool = False) -> str:
         """The text of messages as `message_dicts` gives them. Raises UnrenderableMessage: the template refuses."""
-        return self._template.render(shown, around.tools, prompt, around.arguments)
+        template = self._for_large if is_large else self._template
+        return template.render(shown, around.tools, prompt, around.arguments)
+
+
+def is_large(messages: Iterable[Message]) -> bool:
+    """Whether the template's faster engine would hold the GIL for long."""
+    num_chars = 0
+    for message in messages:
+        texts = (message.content or "", message.reasoning or "", *(call.arguments for call in message.tool_calls))
+        num_chars += sum(map(len, texts))
+    return num_chars > LARGE_CHARS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,12 +171,12 @@ class Frame:
 
         None where it rewrites earlier text. Raises UnrenderableMessage: it refuses.
         """
-        past, before = self._past_without_calls, self._before_without_calls
-        if calls:
+        past, before, large = self._past_without_calls, self._before_without_calls, is_large(new)
+        if calls or large:  # one engine writes both texts
             past = self._past(calls)
-            before = self._writer.within(self._around, past, prompt=False)
+            before = self._writer.within(self._around, past, prompt=False, is_large=large)
         shown = message_dicts(new, self.sealer, self._writer.form)
-        after = self._writer.within(self._around, [*past, *shown], prompt=True)
+        after = self._writer.within(self._around, [*past, *shown], prompt=True, is_large=large)
         return after[len(before) :] if after.startswith(before) else None
 
     def _past(self, calls: Sequence[ToolCall]) -> list[dict[str, object]]:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import fastokens
@@ -14,9 +15,15 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from stenograph.core.errors import UnrenderableMessage
 from stenograph.http.loaded_model import make_renderer
-from stenograph.model.fast_encoder import FastEncoder, ReferenceEncoder, check_texts, first_difference
+from stenograph.model.fast_encoder import (
+    FastEncoder,
+    ReferenceEncoder,
+    check_texts,
+    first_difference,
+)
 from stenograph.model.files import ModelFiles
 from stenograph.model.settings import EncoderKind
+from stenograph.model.text_cuts import ENCODED_AT_ONCE, TextCuts
 from stenograph.model.tokenizer import Tokenizer
 
 DIGITS = {"type": "Digits", "individual_digits": True}
@@ -26,6 +33,16 @@ WORDS = {
     "behavior": "Isolated",
     "invert": False,
 }
+O200K = {
+    **WORDS,
+    "pattern": {
+        "Regex": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+        r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+        r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    },
+}
+HAN = {**WORDS, "pattern": {"Regex": "[一-龥\u3040-ゟ゠-ヿ]+"}}
 LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 BARE = {**LEVEL, "use_regex": False}
 
@@ -66,6 +83,54 @@ def test_the_fast_encoder_gives_the_references_ids(
     fast, reference = both(changed(low_specials, pre_tokenizer=pre_tokenizer, normalizer=normalizer))
     assert fast.encode(text) == reference.encode(text)
     assert fast.encode_plain(text) == reference.encode_plain(text)
+
+
+CUT_WHOLLY = [LEVEL, sequence(DIGITS, LEVEL), sequence(WORDS, BARE), sequence(O200K, BARE), sequence(HAN, WORDS, BARE)]
+CUT_BEFORE_SPACES = [{**LEVEL, "add_prefix_space": True}]
+NOT_CUT = [None, BARE, sequence({"type": "CharDelimiterSplit", "delimiter": "a"}, BARE)]
+NORMALIZERS = [None, {"type": "NFC"}, {"type": "Strip", "strip_left": True, "strip_right": True}]
+
+
+@cache
+def plain_of(tokenizer_json: str) -> tuple[tokenizers.Tokenizer, TextCuts]:
+    """A tokenizer, and where it may cut texts: at each place, for parts of a character."""
+    plain = tokenizers.Tokenizer.from_str(tokenizer_json)
+    return plain, TextCuts(plain, at_once=1)
+
+
+def splits(plain: tokenizers.Tokenizer, text: str) -> list[str]:
+    """The pieces in which BPE gets a text, whatever the merges are."""
+    text = plain.normalizer.normalize_str(text) if plain.normalizer else text
+    return [split for split, _ in plain.pre_tokenizer.pre_tokenize_str(text)] if plain.pre_tokenizer else [text]
+
+
+@pytest.mark.parametrize("pre_tokenizer", [*CUT_WHOLLY, *CUT_BEFORE_SPACES, *NOT_CUT])
+@given(normalizer=st.sampled_from(NORMALIZERS), text=st.text("aZé01½漢かカ𠮷\u0301 \n\u3000，。、.'s/_<", min_size=3))
+def test_the_parts_of_a_cut_text_are_split_as_the_whole(
+    low_specials: str, pre_tokenizer: object, normalizer: object, text: str
+) -> None:
+    plain, cuts = plain_of(changed(low_specials, pre_tokenizer=pre_tokenizer, normalizer=normalizer))
+    parts = list(cuts.parts(text))
+    assert "".join(parts) == text
+    assert [split for part in parts for split in splits(plain, part)] == splits(plain, text)
+
+
+@pytest.mark.parametrize("pre_tokenizer", [*CUT_WHOLLY, *CUT_BEFORE_SPACES, *NOT_CUT])
+def test_a_text_is_cut_where_every_text_is_split(low_specials: str, pre_tokenizer: object) -> None:
+    _, cuts = plain_of(changed(low_specials, pre_tokenizer=pre_tokenizer))
+    found = "".join(one for one in "\n ，。、.,/_01é½\r" if len(list(cuts.parts(f"漢字{one}漢字"))) > 1)
+    expected = "\n ，。、.,/_01" if pre_tokenizer in CUT_WHOLLY else " " if pre_tokenizer in CUT_BEFORE_SPACES else ""
+    assert found == expected
+
+
+@pytest.mark.parametrize("kind", list(EncoderKind))
+def test_a_long_text_has_the_ids_of_its_parts(low_specials: str, kind: EncoderKind) -> None:
+    tokenizer = Tokenizer(low_specials, prefer=kind)
+    text = "春眠不觉晓，处处闻啼鸟。\n" * 21_000
+    whole = tokenizers.Tokenizer.from_str(low_specials)
+    ids = whole.encode(text, add_special_tokens=False).ids
+    assert list(tokenizer.encode_plain(text)) == list(tokenizer.encode(text)) == ids
+    assert max(map(len, TextCuts(whole, at_once=ENCODED_AT_ONCE).parts(text))) <= ENCODED_AT_ONCE + 13
 
 
 _BOTH: dict[str, tuple[Tokenizer, Tokenizer]] = {}

@@ -1,6 +1,6 @@
 """What a bridge keeps from turn to turn changes nothing but its cost."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,8 +12,10 @@ from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.families import Family
 from stenograph.model.tokenizer import Tokenizer
 from stenograph.text.renderer import Bridge, Renderer
+from stenograph.text.template.choice import choose_template
+from stenograph.text.template.jinja import JinjaTemplate
 from stenograph.text.template.template import ChatTemplate
-from stenograph.text.writer import MAX_FRAME_CHARS, MAX_FRAMES, FrameCache, FrameKey, Writer
+from stenograph.text.writer import LARGE_CHARS, MAX_FRAME_CHARS, MAX_FRAMES, Frame, FrameCache, FrameKey, Writer
 
 SHOWING = Family(name="showing", summary="a template of these tests", roles=frozenset(Role), shows_tools=True)
 TEMPLATE = (
@@ -119,3 +121,42 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_each_time(tokenizer: 
     for _ in range(2):
         with pytest.raises(UnrenderableMessage, match="not append-only"):
             renderer.bridge(TAIL, SAID, [Message(role=Role.USER, content="b")], [], {})
+
+
+class Watched(ChatTemplate):
+    """The faster engine, which remembers the longest text that it wrote."""
+
+    longest = 0
+
+    def _written(self, context: Mapping[str, object]) -> str:
+        text = super()._written(context)
+        self.longest = max(self.longest, len(text))
+        return text
+
+
+def test_the_faster_engine_gets_no_large_conversation(tokenizer: Tokenizer) -> None:
+    """It would hold the GIL for a copy in and another out. One engine writes both texts of a frame, if they differ."""
+    source = TEMPLATE.replace("{{ flag | string }}", "{{ flag }}")  # true to minijinja, True to jinja2
+    calendar = Calendar()
+    jinja = JinjaTemplate(source, None, None, strftime_now=calendar)
+    fast = Watched(source, None, None, strftime_now=calendar, for_large=jinja)
+    writer, expected = (Writer(tokenizer, template, SHOWING) for template in (fast, jinja))
+    arguments = '{"a": "' + "漢" * LARGE_CHARS + '"}'
+    for large in (
+        Message(role=Role.USER, content="漢" * (LARGE_CHARS + 1)),
+        Message(role=Role.ASSISTANT, content="a", reasoning="漢" * LARGE_CHARS),
+        Message(role=Role.ASSISTANT, content="a", tool_calls=(ToolCall(id="c", name="w", arguments=arguments),)),
+    ):
+        texts = [one.text(one.sealer(), [large], TOOLS, {"flag": True}, prompt=True) for one in (writer, expected)]
+        assert texts[0] == texts[1]
+        frames = [Frame(tokenizer, one, FrameKey(tools=(), kwargs={"flag": True})) for one in (writer, expected)]
+        new = [frame.new_text(CALLED.tool_calls, [large]) for frame in frames]
+        assert new[0] == new[1] is not None
+    assert 0 < fast.longest < LARGE_CHARS
+
+
+def test_a_template_of_the_faster_engine_has_jinja2_for_large_conversations(tokenizer: Tokenizer) -> None:
+    source = TEMPLATE.replace("{% set day = strftime_now('%d') %}", "").replace("{{ day }}", "")
+    chosen = choose_template(source, None, None, tokenizer=tokenizer, family=SHOWING).template
+    assert type(chosen) is ChatTemplate
+    assert isinstance(chosen.for_large, JinjaTemplate)

@@ -44,7 +44,7 @@ def choose_template(
     """
     jinja = JinjaTemplate(source, bos_token, eos_token, strftime_now=strftime_now)
     try:
-        fast = ChatTemplate(source, bos_token, eos_token, strftime_now=strftime_now)
+        fast = ChatTemplate(source, bos_token, eos_token, strftime_now=strftime_now, for_large=jinja)
     except StartupError as error:
         return ChosenTemplate(template=jinja, why_not_preferred=f"minijinja does not know it: {error}")
     ours, theirs = (Writer(tokenizer, template, family) for template in (fast, jinja))

@@ -48,8 +48,8 @@ class TemplateRaised(Exception):
 class ChatTemplate:
     """A compiled template. Rendering is pure and may happen on any thread.
 
-    `strftime_now` gives today's date in a format; without it, it is undefined for the template.
-    Raises StartupError: the source is not a template.
+    `strftime_now` gives today's date in a format; without it, it is undefined for the template. `for_large` is the same
+    template for large conversations. Raises StartupError: the source is not a template.
     """
 
     malformed: tuple[type[Exception], ...] = (minijinja.TemplateError,)
@@ -64,7 +64,9 @@ class ChatTemplate:
         eos_token: str | None,
         *,
         strftime_now: Callable[[str], str] | None = None,
+        for_large: "ChatTemplate | None" = None,
     ) -> None:
+        self.for_large = for_large or self
         known: dict[str, object] = {
             "raise_exception": _raise_exception,
             "bos_token": bos_token,
