@@ -136,8 +136,8 @@ async def test_whoever_waits_for_rows_goes_on_when_the_lease_is_lost_before_they
 
 
 @dataclass(slots=True)
-class Seat:
-    """A worker's seat, which outlives it."""
+class Remembered:
+    """A worker's memory, which outlives it."""
 
     last: int | None = None
 
@@ -146,20 +146,20 @@ class Seat:
 
 
 async def test_a_process_that_is_started_again_has_its_sessions_at_once(rows: MakeRows) -> None:
-    id_, seat = session_id(1), Seat()
+    id_, memory = session_id(1), Remembered()
 
     async def started() -> PostgresStore:
-        return await PostgresStore.open(rows(), SystemClock(), url="http://a#1", lease_s=3600.0, seat=seat)
+        return await PostgresStore.open(rows(), SystemClock(), url="http://a#1", lease_s=3600.0, memory=memory)
 
     killed = await started()  # which never leaves
     await appended(killed, await killed.create(id_, b"opening", at=1.0, ttl_s=None), b"one")
-    before = seat.last
+    before = memory.last
     async with node(rows(), at="http://a#0") as other:
         with pytest.raises(SessionElsewhere) as refused:
             await other.take(id_)
         assert refused.value.url == "http://a", "any worker passes it on"
         async with aclosing(await started()) as again:
-            assert seat.last != before
+            assert memory.last != before
             stored = await again.take(id_)
             assert payloads(stored) == [b"opening", b"one"]
             with pytest.raises(StorageUnavailable):

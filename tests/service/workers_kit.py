@@ -126,7 +126,7 @@ async def serving(
             assert server_listener is not None
             name = f"{url_of(server_listener)}#{place.number}"
             opening = PostgresStore.open(
-                database.rows(), database.clock, url=name, lease_s=database.lease_s, seat=place
+                database.rows(), database.clock, url=name, lease_s=database.lease_s, memory=place
             )
             store = await stack.enter_async_context(aclosing(await opening))
         app, manager = make_app(

@@ -166,7 +166,7 @@ class _Process:
 
 
 @dataclass(slots=True)
-class _Seat:
+class _WorkerSlot:
     """A worker through all of its lives. `due` is when the next begins; None while one runs."""
 
     process: _Process | None = None
@@ -207,7 +207,7 @@ class _Parent:
         self._folder = folder
         self._engine = engine
         self._in_worker = in_worker
-        self._seats = [_Seat() for _ in places]
+        self._slots = [_WorkerSlot() for _ in places]
         self._signals = _Signals()
         self._ended_by: signal.Signals | None = None
         self._failure: StartupError | StorageLost | None = None
@@ -226,12 +226,12 @@ class _Parent:
         gc.collect()
         gc.freeze()  # what is loaded stays in memory that all share
         try:
-            while not self._is_ending or any(seat.process is not None for seat in self._seats):
+            while not self._is_ending or any(slot.process is not None for slot in self._slots):
                 self._start_due()
                 self._wait()
                 self._take_signals()
                 self._take_ends()
-                if not self._was_ready and all(seat.process and seat.process.is_ready for seat in self._seats):
+                if not self._was_ready and all(slot.process and slot.process.is_ready for slot in self._slots):
                     self._was_ready = True
                     ready()
         finally:
@@ -246,17 +246,17 @@ class _Parent:
 
     def _start_due(self) -> None:
         now = time.monotonic()
-        for number, seat in enumerate(self._seats):
-            if seat.process is None and seat.due is not None and seat.due <= now and not self._is_ending:
-                seat.process, seat.due = self._forked(number), None
+        for number, slot in enumerate(self._slots):
+            if slot.process is None and slot.due is not None and slot.due <= now and not self._is_ending:
+                slot.process, slot.due = self._forked(number), None
         if self._engine is not None and not self._is_ending:
             self._engine.start_if_due()
 
     def _wait(self) -> None:
-        dues = [seat.due for seat in self._seats if seat.due is not None and not self._is_ending]
+        dues = [slot.due for slot in self._slots if slot.due is not None and not self._is_ending]
         if self._engine is not None and self._engine.due is not None and not self._is_ending:
             dues.append(self._engine.due)
-        pipes = {seat.process.pipe: seat.process for seat in self._seats if seat.process is not None}
+        pipes = {slot.process.pipe: slot.process for slot in self._slots if slot.process is not None}
         patience_s = max(0.0, min(dues) - time.monotonic()) if dues else None
         # A pipe whose worker has ended stays readable: its end comes with SIGCHLD, at the latest a moment later.
         open_pipes = [pipe for pipe, process in pipes.items() if not process.is_ready]
@@ -284,26 +284,26 @@ class _Parent:
             self._is_ending = True
             for listener in self._listeners:
                 listener.close()
-        for seat in self._seats:
-            if seat.process is not None:
+        for slot in self._slots:
+            if slot.process is not None:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(seat.process.pid, number)
+                    os.kill(slot.process.pid, number)
 
     def _take_ends(self) -> None:
-        for number, seat in enumerate(self._seats):
-            if seat.process is None:
+        for number, slot in enumerate(self._slots):
+            if slot.process is None:
                 continue
-            pid, status = os.waitpid(seat.process.pid, os.WNOHANG)
+            pid, status = os.waitpid(slot.process.pid, os.WNOHANG)
             if pid:
-                process, seat.process = seat.process, None
+                process, slot.process = slot.process, None
                 process.listen()
                 os.close(process.pipe)
                 self._places[number].page.has_ended(number)
-                self._has_ended(number, seat, process, os.waitstatus_to_exitcode(status))
+                self._has_ended(number, slot, process, os.waitstatus_to_exitcode(status))
         if self._engine is not None:
             self._engine.take_end()
 
-    def _has_ended(self, number: int, seat: _Seat, process: _Process, code: int) -> None:
+    def _has_ended(self, number: int, slot: _WorkerSlot, process: _Process, code: int) -> None:
         if code == StorageLost.exit_code:
             self._failure = self._failure or StorageLost(process.error)
             if not self._is_ending:
@@ -311,19 +311,19 @@ class _Parent:
             return
         if self._is_ending:
             return
-        seat.num_failed_starts = 0 if process.is_ready else seat.num_failed_starts + 1
+        slot.num_failed_starts = 0 if process.is_ready else slot.num_failed_starts + 1
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         if not self._was_ready and code == StartupError.exit_code:
             self._failure = StartupError(process.error)
-        elif seat.num_failed_starts >= MAX_FAILED_STARTS:
+        elif slot.num_failed_starts >= MAX_FAILED_STARTS:
             why = process.error or f"its process {how}"
             self._failure = StartupError(f"worker {number} did not start {MAX_FAILED_STARTS} times in a row: {why}")
         if self._failure is not None:
             self._end(signal.SIGTERM)
             return
-        failed = seat.num_failed_starts
+        failed = slot.num_failed_starts
         pause_s = 0.0 if not failed else min(FIRST_PAUSE_S * 2 ** (failed - 1), LONGEST_PAUSE_S)
-        seat.due = time.monotonic() + pause_s
+        slot.due = time.monotonic() + pause_s
         log.error("worker %d (process %d) %s; starting it again", number, process.pid, how)
 
     # --- in the worker
@@ -359,9 +359,9 @@ class _Parent:
             signal.signal(handled, signal.SIG_DFL)
         for descriptor in (self._life[1], *self._wake):
             os.close(descriptor)
-        for seat in self._seats:
-            if seat.process is not None:
-                os.close(seat.process.pipe)
+        for slot in self._slots:
+            if slot.process is not None:
+                os.close(slot.process.pipe)
         for other, (listener, place) in enumerate(zip(self._listeners, self._places, strict=True)):
             if other != number:
                 listener.close()

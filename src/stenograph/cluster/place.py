@@ -29,11 +29,11 @@ class WorkerPlace:
 
     @property
     def last(self) -> int | None:
-        """This worker's owner in its life before; nobody has its sessions any more. As `OwnerSeat`."""
+        """This worker's owner in its life before; nobody has its sessions any more. As `OwnerMemory`."""
         return self.page.owner(self.number) or None
 
     def taken(self, owner: int) -> None:
-        """This worker is an owner now; as `OwnerSeat`."""
+        """This worker is an owner now; as `OwnerMemory`."""
         self.page.set_owner(self.number, owner)
 
     @property

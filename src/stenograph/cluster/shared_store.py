@@ -103,7 +103,7 @@ async def shared_store(
         SystemClock(),
         url=str(OwnerName(server=server, worker=None if place is None else place.number)),
         lease_s=shared.lease_s,
-        seat=place,
+        memory=place,
     )
     try:
         yield store

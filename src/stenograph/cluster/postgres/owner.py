@@ -25,7 +25,7 @@ AWAY = (
 )
 
 
-class OwnerSeat(Protocol):
+class OwnerMemory(Protocol):
     """The number of a process's last owner; it outlives the process, ready for its next start."""
 
     @property
@@ -49,17 +49,17 @@ class SharedOwner:
         name: str,
         lease_s: float,
         on_lost: Callable[[], None],
-        seat: OwnerSeat | None = None,
+        memory: OwnerMemory | None = None,
     ) -> None:
-        """`seat` knows this process's owner in its life before, and is told of each new one."""
+        """`memory` knows this process's owner in its life before, and is told of each new one."""
         self._rows = rows
         self._clock = clock
         self.name = name
-        self._seat = seat
+        self._memory = memory
         self._lease_s = lease_s
         self._on_lost = on_lost
         self._lease: OwnerLease | None = None
-        self._last_owner: int | None = None if seat is None else seat.last
+        self._last_owner: int | None = None if memory is None else memory.last
         self._alarm: Timer | None = None
         self._is_closed = False
         self.joined = asyncio.Event()
@@ -134,8 +134,8 @@ class SharedOwner:
         if lease is None:
             owner = await self._rows.join(self.name, lease_s=self._lease_s, instead_of=self._last_owner)
             self._last_owner = owner
-            if self._seat is not None:
-                self._seat.taken(owner)
+            if self._memory is not None:
+                self._memory.taken(owner)
             lease = OwnerLease.granted(owner, lease_s=self._lease_s, sent_at=sent_at)
             self._lease = lease
             self.joined.set()

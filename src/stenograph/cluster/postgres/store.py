@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from stenograph.cluster.postgres.lease import OwnerLease
-from stenograph.cluster.postgres.owner import AWAY, OwnerSeat, SharedOwner, pause
+from stenograph.cluster.postgres.owner import AWAY, OwnerMemory, SharedOwner, pause
 from stenograph.cluster.postgres.shared_rows import (
     Claimed,
     DatabaseAway,
@@ -86,13 +86,13 @@ class PostgresStore:
     """
 
     def __init__(
-        self, rows: SharedRows, clock: Clock, *, url: str, lease_s: float, seat: OwnerSeat | None = None
+        self, rows: SharedRows, clock: Clock, *, url: str, lease_s: float, memory: OwnerMemory | None = None
     ) -> None:
-        """`url` is the name of this process as an owner; `seat`: as `SharedOwner` has it."""
+        """`url` is the name of this process as an owner; `memory`: as `SharedOwner` has it."""
         self._rows = rows
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self.owner = SharedOwner(rows, clock, name=url, lease_s=lease_s, on_lost=self._lost, seat=seat)
+        self.owner = SharedOwner(rows, clock, name=url, lease_s=lease_s, on_lost=self._lost, memory=memory)
         self.on_lost: Callable[[], None] = lambda: None
         self.on_moved: Callable[[SessionId], None] = lambda session_id: None
         self._waiting: deque[RowAppend] = deque()
@@ -111,10 +111,10 @@ class PostgresStore:
 
     @classmethod
     async def open(
-        cls, rows: SharedRows, clock: Clock, *, url: str, lease_s: float, seat: OwnerSeat | None = None
+        cls, rows: SharedRows, clock: Clock, *, url: str, lease_s: float, memory: OwnerMemory | None = None
     ) -> "PostgresStore":
         """A process's part, once it has its first lease."""
-        store = cls(rows, clock, url=url, lease_s=lease_s, seat=seat)
+        store = cls(rows, clock, url=url, lease_s=lease_s, memory=memory)
         await store.owner.joined.wait()
         return store
 
