@@ -1,4 +1,4 @@
-"""BFCL's multi-turn tasks by the real package: its ground truth, called by an agent, gets the reward, less does not."""
+"""BFCL's tasks by the real package: its ground truth, called by an agent, gets the reward, less does not."""
 
 import ast
 import json
@@ -10,7 +10,7 @@ import pytest
 
 from stenograph.client import Client
 from stenograph.envs.base import Task, environment
-from stenograph.envs.bfcl import CATEGORIES, call_text
+from stenograph.envs.bfcl import MULTI_TURN, SINGLE_TURN, call_text
 from stenograph.text.renderer import Renderer
 
 from .conftest import Live, ScriptedEngine, running
@@ -72,7 +72,7 @@ def script(live: Live, task: Task, *, leave_out: int = 0) -> int:
 
 
 @pytest.mark.envs
-@pytest.mark.parametrize("category", CATEGORIES)
+@pytest.mark.parametrize("category", MULTI_TURN)
 async def test_the_ground_truth_gets_its_reward_and_less_does_not(wide: Live, category: str) -> None:
     made = environment(f"bfcl:{category}", {"chat": {"max_tokens": 9000}})
     tasks = made.tasks(limit=20, seed=None)
@@ -100,3 +100,57 @@ async def test_a_model_that_never_answers_has_failed(wide: Live) -> None:
     async with Client(wide.url) as client, client.session() as session:
         assert await made.run(task, session) == 0.0
         assert len(await session.ledger()) == 21
+
+
+def answer(truth: Any) -> str:
+    """The calls of an answer as the model would write them, each argument by its first possibility."""
+    calls: list[dict[str, Any]] = [
+        {"name": name.replace(".", "_"), "arguments": first([given])} for one in truth for name, given in one.items()
+    ]
+    return "\n".join(f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in calls)
+
+
+def first(values: Any) -> Any:
+    """One value of the possible ones; within an object each key has possibilities of its own. "" is for left out."""
+    found: Any = values[0]
+    if isinstance(found, dict):
+        named: dict[str, Any] = found
+        return {key: first(value) for key, value in named.items() if first(value) != ""}
+    if isinstance(found, list):
+        listed: list[Any] = found
+        return [first([one]) if isinstance(one, dict) else one for one in listed]
+    return found
+
+
+@pytest.mark.envs
+@pytest.mark.parametrize("category", SINGLE_TURN)
+async def test_a_right_call_gets_its_reward_and_another_does_not(wide: Live, category: str) -> None:
+    made = environment(f"bfcl:{category}", {"chat": {"max_tokens": 9000}})
+    async with Client(wide.url) as client:
+        for task in made.tasks(limit=4, seed=None):
+            entry, truth = task.data  # type: ignore[misc]
+            name = entry["function"][0]["name"].replace(".", "_")
+            call = f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>'
+            wants_none = "irrelevance" in category
+            right = "I cannot." if wants_none else call if truth is None else answer(truth)
+            wrong = call if wants_none else "I cannot."
+            for said, reward in ((right, 1.0), (wrong, 0.0)):
+                wide.says(said)
+                async with client.session() as session:
+                    assert await made.run(task, session) == reward, (task.id, said)
+
+
+@pytest.mark.envs
+async def test_a_call_that_computes_without_end_ends_its_task_alone(
+    wide: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stenograph.envs.bfcl.CPU_S", 3)
+    made = environment("bfcl:multi_turn_base", {"chat": {"max_tokens": 9000}})
+    (task,) = [
+        one
+        for one in made.tasks(limit=None, seed=None)
+        if "MathAPI" in one.data[0]["involved_classes"]  # type: ignore[index]
+    ][:1]
+    wide.says('<tool_call>\n{"name": "power", "arguments": {"base": 9, "exponent": 9999999999}}\n</tool_call>')
+    async with Client(wide.url) as client, client.session() as session:
+        assert await made.run(task, session) == 0.0

@@ -5,16 +5,20 @@ of the request (`max_tokens`, `temperature`, …). One turn: the question; the r
 text between `<answer>` and `</answer>`.
 """
 
-import asyncio
 import importlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, cast
 
 from stenograph.client.samples import Reward
 from stenograph.client.session import RolloutSession
+from stenograph.envs.apart import ApartTooLong, apart
 from stenograph.envs.base import Task, WrongEnvironment, chat_fields
 from stenograph.envs.chat import chat
+
+CPU_S = 30
+"""Seconds of computing for a score."""
 
 gym: Any = importlib.import_module("reasoning_gym")
 
@@ -41,16 +45,32 @@ class ReasoningGym:
         size, seed = 500 if limit is None else limit, seed or 0
         try:
             self._dataset = gym.create_dataset(self._which, size=size, seed=seed, **self._options)
+            entries = list(self._dataset)
         except (TypeError, ValueError, AssertionError) as error:
             raise WrongEnvironment(f"reasoning-gym cannot make {self._which} with {self._options}: {error}") from error
-        return [Task(id=f"{self._which}-{seed}-{index}", data=one) for index, one in enumerate(self._dataset)]
+        return [Task(id=f"{self._which}-{seed}-{index}", data=one) for index, one in enumerate(entries)]
 
     async def run(self, task: Task, session: RolloutSession) -> Reward:
-        """Ask once; the dataset's score of the answer, 0 to 1. It computes on a thread: some answers are programs."""
+        """Ask once; the dataset's score of the answer, 0 to 1, and 0 where computing it does not end."""
         entry = cast("dict[str, Any]", task.data)
         prompt = gym.utils.SYSTEM_PROMPTS["default"]
         messages = [{"role": "system", "content": prompt}, {"role": "user", "content": entry["question"]}]
         async with chat(session, self._fields) as talk:
             said = await talk.say(messages)
         answer = gym.utils.extract_answer(str(said.get("content") or ""))
-        return float(await asyncio.to_thread(self._dataset.score_answer, answer, entry))
+        async with apart("stenograph.envs.reasoning_gym:DatasetScores", self._dataset, cpu_s=CPU_S) as scores:
+            try:
+                return float(await scores.call("score", answer, entry))
+            except ApartTooLong:
+                return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetScores:
+    """A dataset that scores an answer in a process of its own: some evaluate it, as a program or a formula."""
+
+    dataset: Any
+
+    def score(self, answer: str | None, entry: Mapping[str, Any]) -> float:
+        """The dataset's own score."""
+        return float(self.dataset.score_answer(answer, entry))
