@@ -31,6 +31,7 @@ GUARDED_ABORT_PATH = "/inference/v1/abort_requests"
 ABORT_PATH = "/abort_requests"
 _WEIGHT_PATHS = ("/pause", "/resume", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version")
 
+Range = dict[str, int]
 _EMPTY = ("metrics", "kv_transfer_params", "ec_transfer_params")
 _EMPTY_OF_GENERATE = ("prompt_logprobs", "prompt_token_id_logprobs", "prompt_token_ids", "mm_placeholders")
 _FINGERPRINT = "vllm-0.32.0-bef2b884"
@@ -41,14 +42,20 @@ def made_up_scores(ids: Sequence[int]) -> Sequence[float]:
     return [-at / 16 for at in range(1, len(ids))]
 
 
+def expansion_length(image: bytes) -> int:
+    """Number of placeholders for an image of these bytes: from 1 to 16."""
+    return 1 + image[-1] % 16
+
+
 class VLLMServer(PlannedServer):
     """A vLLM server.
 
     `scale_out`: it was started with `--enable-scale-out`; without, None is a version that has no such routes.
     `dev_mode`: it has the routes of `VLLM_SERVER_DEV_MODE=1`. `tells_supports`: `--return-sampling-mask`.
     `models` are what it serves, and `max_model_len` is what it tells of their context.
-    Aborts and hang-ups are noted under vLLM's own ids. `requests` are those with a script; questions for the scores of
-    a prompt are in `asked` alone.
+    `image_token` is what it replaces by the expansion of an image; None: its model takes none. `report` changes what it
+    tells of them. Aborts and hang-ups are noted under vLLM's own ids. `requests` are those with a script; questions for
+    the scores of a prompt are in `asked` alone.
     """
 
     def __init__(
@@ -62,6 +69,8 @@ class VLLMServer(PlannedServer):
         decode: Callable[[Sequence[int]], str] = utf8_text,
         scores: Callable[[Sequence[int]], Sequence[float]] = made_up_scores,
         answers: Callable[[AskedRequest], ReplyScript] | None = None,
+        image_token: int | None = None,
+        report: Callable[[list[int], list[Range]], tuple[list[int], list[Range]]] = lambda *told: told,
     ) -> None:
         super().__init__(unplanned=ReplyScript(ids=(111, 107)), answers=answers, routes=None, remembers=True)
         self.scale_out = scale_out
@@ -71,6 +80,8 @@ class VLLMServer(PlannedServer):
         self._tells_supports = tells_supports
         self._decode = decode
         self._scores = scores
+        self._image_token = image_token
+        self._report = report
 
     def _is_generation(self, asked: AskedRequest, path: str) -> bool:
         if asked.method != "POST" or "prompt_logprobs" in _sampling(asked):
@@ -178,7 +189,7 @@ class VLLMServer(PlannedServer):
         usage["prompt_tokens_details"] |= {"created_cache_tokens": None, "multimodal_tokens": None}
         top = {**self._top(play.rid, path), **dict.fromkeys(_EMPTY)}
         if path == GENERATE_PATH:
-            top |= {"model": self._models[0], "created": 0, **dict.fromkeys(_EMPTY_OF_GENERATE)}
+            top |= {"model": self._models[0], "created": 0, **dict.fromkeys(_EMPTY_OF_GENERATE), **self._media(play)}
         else:
             choice |= {"prompt_logprobs": None, "prompt_token_ids": _prompt(play.asked)}
             top |= {"service_tier": None, "system_fingerprint": _FINGERPRINT}
@@ -193,7 +204,8 @@ class VLLMServer(PlannedServer):
             choice = self._choice(play, path, first=num_sent, end=num_drawn, finish=finish)
             if path == COMPLETIONS_PATH:
                 choice["prompt_token_ids"] = None if num_sent else _prompt(play.asked)
-            parts.append({**top, "choices": [choice], **({"usage": None} if path == GENERATE_PATH else {})})
+            told = {} if num_sent else self._media(play)
+            parts.append({**top, "choices": [choice], **({"usage": None, **told} if path == GENERATE_PATH else {})})
         if finish is not None and play.asked.json.get("stream_options", {}).get("include_usage"):
             last = {"system_fingerprint": _FINGERPRINT} if path == COMPLETIONS_PATH else {}
             parts.append({**top, "choices": [], "usage": self._usage(play, num_drawn), **last})
@@ -205,10 +217,30 @@ class VLLMServer(PlannedServer):
         return {"id": rid.removesuffix("-0"), "object": "text_completion", "created": 0, "model": self._models[0]}
 
     def _usage(self, play: Play, num_drawn: int) -> dict[str, Any]:
-        num_prompt = len(_prompt(play.asked))
+        num_prompt = len(self._effective(play.asked)[0])
         details = {"cached_tokens": play.num_cached}
         total = {"total_tokens": num_prompt + num_drawn, "prompt_tokens_details": details}
         return {"prompt_tokens": num_prompt, "completion_tokens": num_drawn, **total}
+
+    def _media(self, play: Play) -> dict[str, Any]:
+        """Its report of the prompt, where it is asked for."""
+        if not play.asked.json.get("return_token_ids"):
+            return {}
+        ids, found = self._report(*self._effective(play.asked))
+        return {"prompt_token_ids": ids, "mm_placeholders": {"image": found} if found else None}
+
+    def _effective(self, asked: AskedRequest) -> tuple[list[int], list[Range]]:
+        """The ids of the prompt, each placeholder replaced as its image's bytes say, and where the expansions are."""
+        ids, found = list[int](), list[Range]()
+        images = iter(asked.json.get("content_parts", ()))
+        for id_ in _prompt(asked):
+            image = next(images, None) if id_ == self._image_token else None
+            if image is not None:
+                length = expansion_length(base64.b64decode(image["url"].partition(",")[2]))
+                found.append({"offset": len(ids), "length": length})
+                ids += [id_] * (length - 1)
+            ids.append(id_)
+        return ids, found
 
     def _choice(self, play: Play, path: str, *, first: int, end: int, finish: str | None) -> dict[str, Any]:
         script, ids = play.script, list(play.ids[first:end])

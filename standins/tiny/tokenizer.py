@@ -3,6 +3,8 @@
 Trained on the spot, from a few lines of text; the same every time.
 """
 
+from collections.abc import Sequence
+
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -15,14 +17,15 @@ _TEXT = [
 ]
 
 
-def tiny_tokenizer_json(vocab_size: int = 320) -> str:
-    """A `tokenizer.json` of `vocab_size` ids, control tokens first; every byte has a token, so any text encodes."""
+def tiny_tokenizer_json(vocab_size: int = 320, *, more: Sequence[str] = ()) -> str:
+    """A `tokenizer.json` of `vocab_size` ids, control tokens first, then `more`; every byte has a token,
+    so any text encodes."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[AddedToken(token, special=True, normalized=False) for token in CONTROL_TOKENS],
+        special_tokens=[AddedToken(token, special=True, normalized=False) for token in (*CONTROL_TOKENS, *more)],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

@@ -74,15 +74,13 @@ def runs_of(effective: "array[int]", placeholder: int) -> tuple[MediaRange, ...]
     return tuple(found)
 
 
-def new_expansions(prompt: Prompt, effective: EffectivePrompt | None) -> tuple[Expansion, ...]:
+def new_expansions(prompt: Prompt, effective: EffectivePrompt) -> tuple[Expansion, ...]:
     """The expansions of the media that a prompt brings to its line, of its engine's report.
 
     Raises UpstreamInvalid (`prompt_agrees`): the report, its ranges collapsed, is not the logical prompt, or a medium
     of the kept line has another expansion than it had.
     """
     media = prompt.media
-    if effective is None:
-        raise _disagrees(f"the engine does not report the ids of a prompt with {len(media)} media")
     if len(effective.ranges) != len(media):
         raise _disagrees(f"the engine replaced {len(effective.ranges)} placeholders of {len(media)}")
     logical, ids = prompt.ids, token_ids(effective.ids)

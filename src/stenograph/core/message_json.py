@@ -6,7 +6,7 @@ from typing import Literal, NotRequired, TypedDict
 import msgspec
 
 from stenograph.core.json_types import Count
-from stenograph.core.messages import Message, Role
+from stenograph.core.messages import MediaKind, Message, Role
 
 
 class RepliedFunction(TypedDict):
@@ -39,8 +39,27 @@ class NumberedMessage(TypedDict):
     tool_calls: NotRequired[Sequence[NumberedCall]]
 
 
+class ShownMedia(TypedDict):
+    """A medium before character `at` of a message's content. Its bytes are kept by their SHA-256."""
+
+    at: Count
+    sha256: str
+    kind: MediaKind
+    media_type: str
+    num_bytes: Count
+
+
+class MediaRow(TypedDict):
+    """A medium of a sample: its SHA-256, in hex, and the `length` tokens from `start` that stand for it."""
+
+    sha256: str
+    kind: MediaKind
+    start: Count
+    length: Count
+
+
 class RepliedMessage(TypedDict):
-    """A message as OpenAI writes it."""
+    """A message as OpenAI writes it, but for `media`."""
 
     role: Role
     content: str | None
@@ -48,6 +67,7 @@ class RepliedMessage(TypedDict):
     tool_calls: NotRequired[Sequence[RepliedToolCall]]
     tool_call_id: NotRequired[str]
     name: NotRequired[str]
+    media: NotRequired[Sequence[ShownMedia]]
 
 
 def message_body(message: Message) -> RepliedMessage:
@@ -59,6 +79,17 @@ def message_body(message: Message) -> RepliedMessage:
         body["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in message.tool_calls
+        ]
+    if message.media:
+        body["media"] = [
+            {
+                "at": one.at,
+                "sha256": one.ref.sha256,
+                "kind": one.ref.kind,
+                "media_type": one.ref.media_type,
+                "num_bytes": one.ref.num_bytes,
+            }
+            for one in message.media
         ]
     return body
 

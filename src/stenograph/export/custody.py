@@ -81,6 +81,8 @@ def _digest(before: bytes, session_id: str, node: Node) -> bytes:
     for span in sampled.weights:
         version = span.version.encode("utf-8", "surrogatepass")
         pieces += (_LENGTH.pack(len(version)), version, _PLACE.pack(span.start, span.end))
+    for one in turn.media:
+        pieces += (_PLACE.pack(one.position, len(one.ids)), bytes.fromhex(one.ref.sha256), one.ids)
     return hashlib.sha256(b"".join(pieces if _IS_LITTLE else map(_little, pieces))).digest()
 
 

@@ -7,11 +7,12 @@ children are derived from parents. Numbers per token are made in samples.py.
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypedDict
+from typing import TypedDict, cast
 
 from stenograph.core.errors import SamplesInconsistent
 from stenograph.core.json_types import Count
 from stenograph.core.kinds import StrandKind
+from stenograph.core.loaded import entry
 from stenograph.core.outcome import RolloutVerdict
 from stenograph.core.types import WeightSpan
 from stenograph.trajectory.strand_facts import SessionFacts, StrandFacts
@@ -38,8 +39,9 @@ class LinePart:
 
     @property
     def num_prompt(self) -> int:
-        """New prompt ids of the turn."""
-        return len(self.node.turn.new_prompt_ids)
+        """New prompt ids of the turn, effective ones."""
+        turn = self.node.turn
+        return len(turn.new_prompt_ids) + sum(len(one.ids) - 1 for one in turn.media)
 
     @property
     def num_tokens(self) -> int:
@@ -49,7 +51,8 @@ class LinePart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleLine:
-    """The path to `leaf`, or its beginning: `ids` [T] int32 are those of `parts`, in order. At least one part.
+    """The path to `leaf`, or its beginning: `ids` [T] int32 are the effective ones of `parts`, in order. At least one
+    part.
 
     `status` is the leaf's, or TRUNCATED where sampled ids were cut off, or a turn's limit cut it off.
     """
@@ -100,7 +103,9 @@ def whole_line(leaf: Node, *, max_trim_tokens: int) -> SampleLine:
         parts.append(LinePart(node=node, num_sampled=len(node.turn.sampled.ids) - num_trimmed))
     line = SampleLine(leaf=leaf, parts=tuple(parts), ids=line_ids(leaf), status=leaf.turn.status)
     _check_ids(line)
-    return line
+    if not leaf.media:
+        return line
+    return replace(line, ids=cast("array[int]", entry("stenograph.core.media:effective_ids")(line.ids, leaf.media)))
 
 
 def cut(line: SampleLine, max_seq_len: int) -> SampleLine | None:

@@ -48,7 +48,7 @@ class _TurnRows:
     @property
     def num_reported(self) -> int:
         """Positions fed by the engine up to the end of the turn."""
-        return self.node.num_tokens - 1
+        return self.node.num_effective - 1
 
 
 def replayable(line: SampleLine) -> SampleLine:

@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from stenograph.core.json_pieces import as_chunked_list, as_list
 from stenograph.core.json_types import Count, Logprob, TokenIds
 from stenograph.core.kinds import Compat, HistoryKind, StrandKind
+from stenograph.core.loaded import entry
 from stenograph.core.logprobs import Logprobs, known_logprobs
+from stenograph.core.message_json import MediaRow
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.types import LogprobsKind, WeightSpan
 from stenograph.export.custody import CUSTODY, DigestChain
@@ -95,6 +97,7 @@ class SampleFacts(TypedDict):
     reward: float | Mapping[str, float] | None
     outcome: RolloutVerdict | None
     metadata: Mapping[str, object]
+    media: NotRequired[Sequence[MediaRow]]
 
 
 class JsonSample(SampleFacts):
@@ -126,7 +129,7 @@ class Sample:
     tokens between them take no part. `turns` has a row for each turn. `routed_experts` [T - 1, layers, top_k] and
     `indexer_topk` [T - 1, K] are made by export/replay.py, or None. `num_prompt_tokens` and `num_cached_tokens` are
     sums over the turns, as the engine counted them. `outcome` is the session's, None if nobody has set it. `scores` [R]
-    by name are the asked for annotations', 0.0 where the mask is 0.
+    by name are the asked for annotations', 0.0 where the mask is 0. `media` has a row for each medium in `tokens`.
     """
 
     tokens: "array[int]"
@@ -148,6 +151,7 @@ class Sample:
     outcome: SessionOutcome | None = None
     metadata: Mapping[str, object] = field(default_factory=dict[str, object])
     scores: "Mapping[str, array[float]]" = field(default_factory=dict[str, "array[float]"])
+    media: Sequence[MediaRow] = ()
 
     def __post_init__(self) -> None:
         lengths = {len(self.loss_mask), len(self.rollout_log_probs), self.response_length}
@@ -308,6 +312,8 @@ def to_json(sample: Sample, *, token_text: Callable[[int], str] | None = None, w
         body["logprobs_kind"] = facts["logprobs_kind"]
     if sample.scores:
         body["scores"] = sample.scores
+    if "media" in facts:
+        body["media"] = facts["media"]
     if token_text is not None:
         starts = range(0, len(sample.tokens), _PIECE_TEXTS)
         texts = ([token_text(id_) for id_ in sample.tokens[start : start + _PIECE_TEXTS]] for start in starts)
@@ -336,6 +342,8 @@ def describe(sample: Sample) -> SampleFacts:
     }
     if sample.logprobs_kind is not None:
         facts["logprobs_kind"] = sample.logprobs_kind
+    if sample.media:
+        facts["media"] = sample.media
     return facts
 
 
@@ -383,12 +391,13 @@ def _sample(
         weight_spans=_joined(spans, was_sampled),
         turns=turn_rows(line.parts, kinds),
         response=decode(line.ids[first:]),
-        num_prompt_tokens=sum(part.node.num_tokens - len(part.node.turn.sampled.ids) for part in line.parts),
+        num_prompt_tokens=sum(part.node.num_effective - len(part.node.turn.sampled.ids) for part in line.parts),
         num_cached_tokens=sum(turn.sampled.num_cached_tokens for turn in turns),
         routed_experts=experts,
         indexer_topk=topk,
         outcome=outcome,
         metadata=metadata,
+        media=entry("stenograph.export.media:media_rows")(line) if line.leaf.media else (),
     )
 
 

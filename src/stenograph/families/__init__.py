@@ -38,6 +38,8 @@ FAMILIES: tuple[Known, ...] = (
     Known("qwen3", "stenograph.families.qwen.family:QWEN3", "<tool_call>"),
     Known("qwen3.5", "stenograph.families.qwen.qwen3_5:QWEN3_5", "<tool_call>"),
     Known("qwen3-coder", "stenograph.families.qwen.qwen3_5:QWEN3_CODER", "<tool_call>"),
+    Known("qwen3-vl", "stenograph.families.qwen.vision:QWEN3_VL", "<|image_pad|>"),
+    Known("qwen2.5-vl", "stenograph.families.qwen.vision:QWEN2_5_VL", "<|image_pad|>"),
     Known("nemotron3", "stenograph.families.nemotron3:NEMOTRON3", "truncate_history_thinking"),
     Known("kimi-k2", "stenograph.families.kimi.family:KIMI_K2", "<|im_middle|>"),
     Known("qwq", "stenograph.families.qwen.family:QWQ", "<tool_call>"),

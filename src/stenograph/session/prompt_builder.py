@@ -24,6 +24,7 @@ from stenograph.core.day import Day
 from stenograph.core.errors import InvalidRequest, TruncatedGeneration, UnrenderableMessage
 from stenograph.core.ids_json import PIECE_IDS, encode_ids, pieces_of
 from stenograph.core.kinds import Compat
+from stenograph.core.loaded import entry
 from stenograph.core.messages import Message
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.types import Grammar, Prompt, RequestId, SamplingParams, token_ids
@@ -250,7 +251,7 @@ class ChatPromptBuilder:
         num_trimmed = bridge.num_trimmed
         at_hand = self.strand.line.text_of(parent, num_trimmed)
         of_kept = None if parent is None else partial(_line_without, parent, num_trimmed)
-        return Prompt(
+        prompt = Prompt(
             new_ids=bridge.ids,
             end=renderer.prompt_end(tail[: len(tail) - num_trimmed] + bridge.ids[-TAIL_TOKENS:]),
             num_kept=0 if parent is None else parent.num_tokens - num_trimmed,
@@ -260,6 +261,12 @@ class ChatPromptBuilder:
             if self._capabilities.takes_json
             else None,
         )
+        if (parent is None or not parent.media) and not self._request.media:
+            return prompt
+        placed: Prompt = entry("stenograph.session.media:with_media")(
+            prompt, attachment, self._request, renderer, self._capabilities
+        )
+        return placed
 
     async def _truncated(self, ids: "array[int]") -> Prompt:
         """A prompt of its own, without the ids that the client wants left out."""

@@ -11,14 +11,16 @@ from msgspec.structs import replace
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ChatReply, ChatRequest, ParsedReply, Remaining, TurnRequest
-from stenograph.core.errors import BudgetSpent, ContextLengthExceeded, InvalidRequest, Limit
+from stenograph.core.errors import BudgetSpent, ContextLengthExceeded, InvalidRequest, Limit, UpstreamInvalid
 from stenograph.core.loaded import entry
 from stenograph.core.logprobs import GREEDY_BELOW, is_held_by_engine, is_truncated, reported_kind
+from stenograph.core.messages import Expansion
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.stages import StageTimes
 from stenograph.core.trace_context import TraceContext
 from stenograph.core.types import (
     Chunk,
+    EffectivePrompt,
     EngineReply,
     Finish,
     FinishReason,
@@ -100,6 +102,8 @@ class RunningTurn:
         """Its tokens, once they are all there and checked, and parsed."""
         self._parsed: ParsedReply
         self._written: EngineReply | None = None
+        self._media: tuple[Expansion, ...] | None = None
+        self._num_prompt: int | None = None
         self._made: CommittedTurn | None = None
         self.policy = ""
         """The sampling model, by its engine's name for it; empty before the engine is asked."""
@@ -147,7 +151,7 @@ class RunningTurn:
         context leaves; None if it has no limit. Raises ContextLengthExceeded or BudgetSpent."""
         request, prompt, capabilities = self._request, self.prompt, self.capabilities
         limit = capabilities.max_context_tokens
-        context_tokens = None if limit is None else limit - prompt.num_tokens
+        context_tokens = None if limit is None else limit - prompt.num_expanded
         left = Remaining(context_tokens=context_tokens, session_tokens=session_tokens)
         num = max_tokens(request, prompt, left, self._services.over_budget, part=self.builder.prompt_blame)
         grammar = asked = request.params.grammar
@@ -180,14 +184,13 @@ class RunningTurn:
         """
         services, params, request, prompt = self._services, self.params, self._request, self.prompt
         capabilities, weights = self.capabilities, self._services.weights
-        tools = self.builder.context.tools if capabilities.parses else ()
-        is_held = bool(tools) and is_held_by_engine(tools, self.builder.tool_choice)
+        is_held = capabilities.parses and self._is_held()
         self.policy, num_changes = capabilities.policy or capabilities.model, weights.num_changes
         salt = None if weights.version is None else self._cache_salt.of(weights.version, capabilities.salt_policies)
         collector = TurnCollector(
             vocab_size=capabilities.vocab_size,
             max_tokens=params.max_tokens,
-            num_prompt=prompt.num_tokens,
+            num_prompt=None if prompt.media else prompt.num_tokens,
             logprobs_kind=reported_kind(capabilities.logprobs, params, is_forced=is_held),
             weight_version=weights.version,
             cached_from=salt,
@@ -209,8 +212,9 @@ class RunningTurn:
                 async for chunk in chunks:
                     self.meter.sampled(chunk.num_sampled, services.clock.monotonic(), chunk.unasked_replay)
                     taken = collector.add(chunk)
-                    written = taken.reply or taken.written
-                    if written is None:
+                    if taken.effective is not None:
+                        self._take(taken.effective)
+                    if (written := taken.reply or taken.written) is None:
                         parser = parser or self.builder.parser(params, self.request_id, prompt)
                         await self._read(parser, taken)
                     else:
@@ -229,6 +233,17 @@ class RunningTurn:
             self._has_sampled = True
         self._end_reply(collector, parser, num_changes)
 
+    def _is_held(self) -> bool:
+        """Whether an engine that parses calls constrains the reply by itself."""
+        tools = self.builder.context.tools
+        return bool(tools) and is_held_by_engine(tools, self.builder.tool_choice)
+
+    def _take(self, effective: EffectivePrompt) -> None:
+        """Take the engine's report of a prompt with media. Raises UpstreamInvalid."""
+        if self.prompt.media:
+            self._media = entry("stenograph.core.media:new_expansions")(self.prompt, effective)
+            self._num_prompt = len(effective.ids)
+
     def _end_reply(self, collector: TurnCollector, parser: Parser | None, num_changes: int) -> None:
         """Check and parse the end of the tokens sampled since the weights had changed `num_changes` times. Raises
         UpstreamInvalid."""
@@ -236,6 +251,8 @@ class RunningTurn:
         is_over = num_changes % 2 or num_changes != weights.num_changes
         sampled = collector.result(MixedWeights(oldest=weights.oldest_since(num_changes)) if is_over else None)
         weights.num_mixed_turns += sampled.mixed is not None
+        if self.prompt.media and self._media is None and sampled.ids:
+            raise UpstreamInvalid("prompt_agrees", "the engine does not report the ids of a prompt with media")
         now, times, stages = self._services.clock.monotonic(), sampled.times, self.stages
         if times is not None:
             stages.queue, stages.prefill = times.admitted, times.first_token
@@ -273,6 +290,7 @@ class RunningTurn:
         """The turn's reply; where `is_kept`, add the turn to its session. Raises SessionInvariant."""
         sampled, prompt, attachment = self.sampled, self.prompt, self.attachment
         assert sampled is not None, "a turn is sampled before it is committed"
+        num_prompt = self._num_prompt or prompt.num_expanded
         self.stages.commit = self._services.clock.monotonic()
         if is_kept:
             turn, strand = self.made(), self.builder.strand
@@ -292,14 +310,14 @@ class RunningTurn:
             parsed=self._parsed,
             sampled=sampled,
             usage=Usage(
-                num_prompt=prompt.num_tokens,
+                num_prompt=num_prompt,
                 num_completion=len(sampled.ids),
                 num_cached=sampled.num_cached_tokens,
                 num_reasoning=self._parsed.num_reasoning_tokens,
             ),
             written=self._written,
             stages_s=self.stages.durations_s(),
-            fills_context=prompt.num_tokens + len(sampled.ids) >= (self.capabilities.max_context_tokens or math.inf),
+            fills_context=num_prompt + len(sampled.ids) >= (self.capabilities.max_context_tokens or math.inf),
         )
 
     def stored(self) -> None:
@@ -340,6 +358,7 @@ class RunningTurn:
             committed_at=self._services.clock.wall(),
             stages=self.stages,
             trace_id="" if self._trace is None else self._trace.trace_id,
+            media=self._media or (),
         )
         return self._made
 
@@ -357,9 +376,9 @@ def max_tokens(
     wanted, room = request.params.max_tokens, remaining.context_tokens
     if room is not None and (room < 1 or (over_budget is OverBudget.REFUSE and (wanted or 1) > room)):
         raise ContextLengthExceeded(
-            num_prompt_tokens=prompt.num_tokens,
+            num_prompt_tokens=prompt.num_expanded,
             max_tokens=wanted,
-            max_context_tokens=room + prompt.num_tokens,
+            max_context_tokens=room + prompt.num_expanded,
             prompt=part,
         )
     if remaining.session_tokens is not None and remaining.session_tokens < 1:

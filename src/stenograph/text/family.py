@@ -66,7 +66,8 @@ class Family:
 
     `make_parser` where replies are not of the marked form described by `syntax`; `forced_calls` is then the grammar of
     calls, and `before_answer` the frame before an answer. `keeps_reasoning_apart`: the template refuses a message with
-    its reasoning in the content, so a client has to be shown them apart.
+    its reasoning in the content, so a client has to be shown them apart. `image_placeholder` is the token written by
+    the template for an image; None where it takes none.
     """
 
     name: str
@@ -92,4 +93,5 @@ class Family:
     forced_calls: CallGrammar | None = None
     before_answer: Callable[[Marker], BeforeAnswer] | None = None
     keeps_reasoning_apart: bool = False
+    image_placeholder: str | None = None
     make_parser: Callable[[Tokenizer, Reading], MessageParser] | None = None

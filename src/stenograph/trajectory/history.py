@@ -120,7 +120,20 @@ def continues(node: Node, messages: Sequence[Message], context: PromptContext, m
         # The reply first: it is what siblings differ by.
         and matcher.matches(stored[-1], messages[node.num_messages - 1])
         and all(map(matcher.matches, stored[:-1], messages[start:]))
+        and all(map(has_same_media, stored[:-1], messages[start:]))
     )
+
+
+def is_same(matcher: Matcher, stored: Message, given: Message) -> bool:
+    """Whether a message is the stored one, whatever its matcher: the same text with another picture is another."""
+    return matcher.matches(stored, given) and has_same_media(stored, given)
+
+
+def has_same_media(stored: Message, given: Message) -> bool:
+    """Whether two messages have the same media in the same order; white space around a text may move their places."""
+    return stored.media == given.media or [one.ref.sha256 for one in stored.media] == [
+        one.ref.sha256 for one in given.media
+    ]
 
 
 def answers(node: Node, messages: Sequence[Message], context: PromptContext, matcher: Matcher) -> bool:
@@ -139,7 +152,7 @@ def has_other_reply(node: Node, messages: Sequence[Message], context: PromptCont
     stored = (*node.turn.messages, node.turn.reply.message)
     given = messages[node.num_messages - len(stored) :]
     pairs = enumerate(zip(stored, given, strict=False))
-    at = next((index for index, pair in pairs if not matcher.matches(*pair)), len(given))
+    at = next((index for index, pair in pairs if not is_same(matcher, *pair)), len(given))
     return (
         node.turn.asked is Asked.CHAT
         and node.turn.context.is_same(context)
@@ -380,7 +393,7 @@ class LinearHistory:
             stored = (*turn.messages, turn.reply.message)
             given = messages[num_messages : num_messages + len(stored)]
             at = next(
-                (i for i, pair in enumerate(zip(stored, given, strict=False)) if not self._matcher.matches(*pair)),
+                (i for i, pair in enumerate(zip(stored, given, strict=False)) if not is_same(self._matcher, *pair)),
                 len(given),
             )
             at += num_messages

@@ -113,10 +113,11 @@ class Node:
     """A committed turn in its place. `id` counts the commits of its session.
 
     It knows its parent, not its children, so a dropped session is freed without the garbage collector. `num_tokens`,
-    `num_messages` and `depth` (turns) are those of the whole line down to this node; `has_calls`: it has a tool call.
+    `num_messages`, `depth` (turns), `media` and `num_effective` (tokens of forward passes) are those of the whole line
+    down to this node; `has_calls`: it has a tool call.
     """
 
-    __slots__ = ("depth", "has_calls", "id", "num_messages", "num_tokens", "parent", "turn")
+    __slots__ = ("depth", "has_calls", "id", "media", "num_effective", "num_messages", "num_tokens", "parent", "turn")
 
     def __init__(self, *, id_: int, turn: CommittedTurn, parent: "Node | None") -> None:
         self.id = id_
@@ -125,6 +126,8 @@ class Node:
         self.depth: int = 1 + (parent.depth if parent else 0)
         self.num_tokens: int = turn.num_tokens + (parent.num_tokens if parent else 0)
         self.num_messages: int = len(turn.messages) + 1 + (parent.num_messages if parent else 0)
+        self.media: tuple[Expansion, ...] = (() if parent is None else parent.media) + turn.media
+        self.num_effective: int = self.num_tokens + sum(len(one.ids) - 1 for one in self.media)
         calling = any(map(attrgetter("tool_calls"), (*turn.messages, turn.reply.message)))
         self.has_calls: bool = calling or (parent is not None and parent.has_calls)
 

@@ -90,7 +90,6 @@ def test_a_report_with_any_other_id_or_range_is_refused(
     shifted = list(true.ranges)
     shifted[number] = MediaRange(start=one.start + change[0], length=one.length + change[1])
     for false in (
-        None,
         replace(true, ids=ids),
         replace(true, ids=effective[:-1]),
         replace(true, ids=effective + effective[:1]),

@@ -22,7 +22,18 @@ from stenograph.core.chat import (
     ToolMode,
 )
 from stenograph.core.errors import CallerError, InvalidRequest, UnrenderableMessage
-from stenograph.core.messages import Message, Role, Tool, ToolCall
+from stenograph.core.messages import (
+    MEDIA_LIMITS,
+    MediaItem,
+    MediaLimits,
+    MediaRef,
+    Message,
+    PlacedMedia,
+    Role,
+    Tool,
+    ToolCall,
+)
+from stenograph.dialects.base import RequestMedia, joined
 from stenograph.dialects.common.json_bodies import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -50,7 +61,7 @@ from stenograph.dialects.common.sampling import (
 from stenograph.dialects.common.template_input import function_tool, template_kwargs
 from stenograph.dialects.openai.chat_fields import (
     CHAT_FIELDS,
-    TextPart,
+    ContentPart,
     WireChatRequest,
     WireMessage,
     WireNamedChoice,
@@ -78,27 +89,31 @@ _INSTRUCTING = (Role.SYSTEM, Role.DEVELOPER)
 
 
 def decode_chat(
-    body: bytes, *, unknown_fields: UnknownFields = UnknownFields.REFUSE, known: Sequence[KnownMessages] = ()
+    body: bytes,
+    *,
+    unknown_fields: UnknownFields = UnknownFields.REFUSE,
+    known: Sequence[KnownMessages] = (),
+    media: MediaLimits = MEDIA_LIMITS,
 ) -> ChatRequest:
     """Read a request. Raises InvalidJson, InvalidRequest or UnrenderableMessage, with a JSON pointer.
 
-    The `known` messages at the beginning of the body are not read again.
+    The `known` messages at the beginning of the body are not read again. `media` limits its media.
     """
-    return decode_with_record(body, unknown_fields, known)[0]
+    return decode_with_record(body, unknown_fields, known, media)[0]
 
 
 def decode_with_record(
-    body: bytes, unknown_fields: UnknownFields, known: Sequence[KnownMessages]
+    body: bytes, unknown_fields: UnknownFields, known: Sequence[KnownMessages], media: MediaLimits
 ) -> tuple[ChatRequest, bytes]:
     """The same, and the record of the request as it came."""
     for one in known:
         try:
-            more = _read_more(body, one, unknown_fields)
+            more = _read_more(body, one, unknown_fields, media)
         except CallerError:
             break  # reading all of it says where in the whole body it is
         if more is not None and len(one.messages) + len(more.messages) <= MAX_MESSAGES:
             return _request(more, body=body, known=one)
-    read = _read(body, unknown_fields)
+    read = _read(body, unknown_fields, media)
     if not read.messages:
         raise InvalidRequest("messages is empty: a conversation has at least one message.", param="/messages")
     return _request(read, body=body, known=None)
@@ -122,7 +137,7 @@ _OTHER_MESSAGES = (Message(role=Role.USER, content=""),)
 class _Read(NamedTuple):
     """A body after reading. `list_start` and `list_end` are the places of the brackets around its messages.
 
-    `blocks` are the texts of its first message, if that is a system's of several.
+    `blocks` are the texts of its first message, if that is a system's of several. `media` are those of its messages.
     """
 
     beside: _Beside
@@ -130,6 +145,7 @@ class _Read(NamedTuple):
     list_start: int
     list_end: int
     blocks: SystemBlocks | None
+    media: tuple[MediaItem, ...]
 
 
 _LATEST: dict[bytes, _Beside] = {}
@@ -137,7 +153,7 @@ _LATEST: dict[bytes, _Beside] = {}
 thread may change it: each step alone is whole."""
 
 
-def _read_more(body: bytes, known: KnownMessages, unknown_fields: UnknownFields) -> _Read | None:
+def _read_more(body: bytes, known: KnownMessages, unknown_fields: UnknownFields, limits: MediaLimits) -> _Read | None:
     """Read the messages after the known ones. None if the body does not begin with these, or has no more.
 
     Raises as `decode_chat`, with a pointer as if the known messages were not there.
@@ -156,24 +172,24 @@ def _read_more(body: bytes, known: KnownMessages, unknown_fields: UnknownFields)
         text = b"[%b]" % body[place:end]
         try:
             check_utf8(text)
-            messages, _ = _messages(text)
+            messages, _, media = _messages(text, limits)
         except CallerError:
-            messages = ()  # something in them is wrong, or their list ends before these bytes
+            messages, media = (), ()  # something in them is wrong, or their list ends before these bytes
         if messages:
-            return _Read(beside=beside, messages=messages, list_start=start, list_end=end, blocks=None)
-    read = _read(b"%b[%b" % (body[:start], body[place:]), unknown_fields)
+            return _Read(beside=beside, messages=messages, list_start=start, list_end=end, blocks=None, media=media)
+    read = _read(b"%b[%b" % (body[:start], body[place:]), unknown_fields, limits)
     if read.list_start != start or not read.messages:
         return None
     return read._replace(list_end=read.list_end - start - 1 + place)
 
 
-def _read(body: bytes, unknown_fields: UnknownFields) -> _Read:
+def _read(body: bytes, unknown_fields: UnknownFields, limits: MediaLimits) -> _Read:
     check_rest(body)
     known = _known_beside(body, unknown_fields)
     try:
         wire, recorded = (None, {}) if known else decode_fields(body, _REQUEST, CHAT_FIELDS, unknown_fields)
         raw = known[0] if known else cast("WireChatRequest", wire).messages
-        messages, parts = _messages(raw)
+        messages, parts, media = _messages(raw, limits)
     except InvalidRequest as error:
         _blame_type(body, error)
         raise
@@ -186,18 +202,24 @@ def _read(body: bytes, unknown_fields: UnknownFields) -> _Read:
     blocks = None
     if len(parts) > 1 and messages[0].role in _INSTRUCTING:
         blocks = SystemBlocks(texts=tuple(part.text or "" for part in parts))
-    return _Read(beside=beside, messages=messages, list_start=start, list_end=end, blocks=blocks)
+    return _Read(beside=beside, messages=messages, list_start=start, list_end=end, blocks=blocks, media=media)
 
 
-def _messages(text: bytes | Raw) -> tuple[tuple[Message, ...], list[TextPart]]:
-    """The messages of a list, and the parts of the first one, if it has several. Raises as `decode_chat`."""
+def _messages(
+    text: bytes | Raw, limits: MediaLimits
+) -> tuple[tuple[Message, ...], list[ContentPart], tuple[MediaItem, ...]]:
+    """The messages of a list, the parts of the first one, if it has several, and their media. Raises as
+    `decode_chat`."""
     messages: list[Message] = []
-    first: list[TextPart] = []
+    first: list[ContentPart] = []
+    media: RequestMedia | None = None
     for wire in wire_messages(text, _MESSAGES, known=names_in_messages, check_parts=_check_parts):
         if not messages and isinstance(wire.content, list):
             first = wire.content
-        messages.append(_message(wire, len(messages)))
-    return tuple(messages), first
+        if media is None and isinstance(wire.content, list):
+            media = RequestMedia(limits)
+        messages.append(_message(wire, len(messages), media))
+    return tuple(messages), first, () if media is None else media.items
 
 
 def _known_beside(body: bytes, unknown_fields: UnknownFields) -> tuple[Raw, _Beside, int] | None:
@@ -284,10 +306,12 @@ def _request(read: _Read, *, body: bytes, known: KnownMessages | None) -> tuple[
         read.beside.request,
         messages=read.messages if known is None else known.messages + read.messages,
         messages_json=view[read.list_start : read.list_end + 1],
-        text_print=before.then(view[before.length : end]),
+        # The next request is read whole: it has to bring the media again.
+        text_print=None if read.media else before.then(view[before.length : end]),
         list_start=read.list_start,
         known=known,
         system_blocks=read.blocks if known is None else known.system_blocks,
+        media=read.media,
     )
     return request, read.beside.record
 
@@ -324,24 +348,25 @@ def _blame_type(body: bytes, error: InvalidRequest) -> None:
     Such parts and tools have fields of their own, and they are not the fault.
     """
     steps: tuple[str, ...]
+    known: tuple[str, ...] = ("function",)
     match (error.param or "").split("/")[1:]:
         case ["tools", index, *_]:
-            steps, known, what = ("tools", index), "function", "tool"
+            steps, what = ("tools", index), "tool"
         case ["messages", index, "content", part, *_]:
-            steps, known, what = ("messages", index, "content", part), "text", "content part"
+            steps, what, known = ("messages", index, "content", part), "content part", ("text", "image_url")
         case ["messages", index, "tool_calls", call, *_]:
-            steps, known, what = ("messages", index, "tool_calls", call), "function", "tool call"
+            steps, what = ("messages", index, "tool_calls", call), "tool call"
         case _:
             return
     kind = type_at(body, steps)
-    if kind is not None and kind != known:
+    if kind is not None and kind not in known:
         raise UnrenderableMessage(
-            f"A {what} of type {shown(kind)} cannot be shown to the model; only {known}s can.",
+            f"A {what} of type {shown(kind)} cannot be shown to the model; only {' and '.join(known)} can.",
             param="/" + "/".join((*steps, "type")),
         ) from error
 
 
-def _message(wire: WireMessage, index: int) -> Message:
+def _message(wire: WireMessage, index: int, media: RequestMedia | None) -> Message:
     """A message, by its number. Raises InvalidRequest or UnrenderableMessage."""
     role = _ROLES.get(wire.role)
     if role is None:
@@ -359,14 +384,17 @@ def _message(wire: WireMessage, index: int) -> Message:
         raise InvalidRequest(f"A {role} message cannot have a tool_call_id.", param=f"/messages/{index}/tool_call_id")
     if wire.images is not UNSET and bytes(wire.images).strip() not in (b"[]", b"null"):
         raise UnrenderableMessage(
-            "Images cannot be shown to the model; only text can.", param=f"/messages/{index}/images"
+            "Images of this field cannot be shown to the model; send them as parts of type image_url.",
+            param=f"/messages/{index}/images",
         )
     if wire.reasoning and wire.reasoning_content and wire.reasoning != wire.reasoning_content:
         raise InvalidRequest(
             "reasoning and reasoning_content disagree; send one.", param=f"/messages/{index}/reasoning"
         )
+    placed: tuple[PlacedMedia, ...] = ()
     if isinstance(content, list):
-        content = _text_of(content, f"/messages/{index}/content")
+        assert media is not None, "what may have images has their reader"
+        content, placed = joined(_said(content, role, f"/messages/{index}/content", media))
     elif content is None and role is not Role.ASSISTANT:
         raise InvalidRequest(f"A {role} message needs content.", param=f"/messages/{index}/content")
     return Message(
@@ -376,6 +404,7 @@ def _message(wire: WireMessage, index: int) -> Message:
         tool_calls=_calls(wire.tool_calls, f"/messages/{index}/tool_calls") if wire.tool_calls else (),
         tool_call_id=wire.tool_call_id or None,
         name=wire.name,
+        media=placed,
     )
 
 
@@ -392,21 +421,26 @@ def _calls(wire: list[WireToolCall], at: str) -> tuple[ToolCall, ...]:
     return tuple(calls)
 
 
-def _text_of(content: list[TextPart], at: str) -> str:
-    texts: list[str] = []
+def _said(content: list[ContentPart], role: Role, at: str, media: RequestMedia) -> list[str | MediaRef]:
+    said: list[str | MediaRef] = []
     for index, part in enumerate(content):
-        if part.type != "text":
+        if part.type not in ("text", "image_url") or (part.type != "text" and role not in (Role.USER, Role.TOOL)):
+            known = "text and image_url" if role in (Role.USER, Role.TOOL) else f"text, in a {role} message,"
             raise UnrenderableMessage(
-                f"A content part of type {shown(part.type)} cannot be shown to the model; only text can.",
+                f"A content part of type {shown(part.type)} cannot be shown to the model; only {known} can.",
                 param=f"{at}/{index}/type",
             )
-        if part.text is None:
-            raise InvalidRequest("A text part needs its text.", param=f"{at}/{index}/text")
-        for name in ("image_url", "input_audio", "file"):
-            if is_given(getattr(part, name)):
-                raise InvalidRequest(f"A text part cannot have {name}.", param=f"{at}/{index}/{name}")
-        texts.append(part.text)
-    return "".join(texts)
+        own, other = ("text", "image_url") if part.type == "text" else ("image_url", "text")
+        if getattr(part, own) is None:
+            raise InvalidRequest(f"A part of type {own} needs its {own}.", param=f"{at}/{index}/{own}")
+        for name in (other, "input_audio", "file"):
+            if getattr(part, name) is not None and is_given(getattr(part, name)):
+                raise InvalidRequest(f"A part of type {own} cannot have {name}.", param=f"{at}/{index}/{name}")
+        if part.image_url is not None:
+            said.append(media.reader.of_url(part.image_url.url, f"{at}/{index}/image_url/url"))
+        else:
+            said.append(part.text or "")
+    return said
 
 
 def _tool(wire: WireTool, index: int) -> Tool:

@@ -26,15 +26,22 @@ FunctionType = Annotated[str, in_schema(enum=["function"])]
 """Another type is refused after decoding, with a clearer message."""
 
 
-class TextPart(msgspec.Struct, forbid_unknown_fields=True):
-    """Text. Parts of other types are refused."""  # after decoding, with a clearer message
+class WireImageUrl(msgspec.Struct, forbid_unknown_fields=True):
+    """An image: a data URI with its bytes in base64, or a URL of a host from which the server fetches."""
 
-    type: Annotated[str, in_schema(const="text")]
+    url: str
+    detail: Unread = UNSET
+
+
+class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
+    """Text, or an image of a user's or a tool's message. Parts of other types are refused."""
+
+    type: Annotated[str, in_schema(enum=["text", "image_url"])]  # others: after decoding, with a clearer message
     text: str | None = None
+    image_url: WireImageUrl | None = None
     cache_control: Unread = UNSET
     citations: Unread = UNSET
     annotations: Unread = UNSET
-    image_url: OnlyNull = UNSET
     input_audio: OnlyNull = UNSET
     file: OnlyNull = UNSET
     refusal: Unread = UNSET
@@ -60,10 +67,10 @@ class WireToolCall(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class WireMessage(msgspec.Struct, forbid_unknown_fields=True):
-    """A message. Fields that only decorate it are accepted and dropped. Content parts are joined."""
+    """A message. Fields that only decorate it are accepted and dropped. Texts of content parts are joined."""
 
     role: str
-    content: str | list[TextPart] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[WireToolCall] | None = None
     tool_call_id: str | None = None
@@ -185,11 +192,11 @@ CHAT_FIELDS = field_rules(
         "include_reasoning": "a reply has its reasoning",
         "chat_template": "the server's is used; send 'chat_template_kwargs'",
         "documents": "not supported; write them into a message",
-        "mm_processor_kwargs": "only text is supported",
+        "mm_processor_kwargs": "images are processed as the engine is set up",
     },
 )
 
-_OF_NO_USE = ("function_call", "audio", "image_url", "input_audio", "file", "images")
+_OF_NO_USE = ("function_call", "audio", "input_audio", "file", "images")
 """Names inside messages with only null or nothing as their value."""
 
 
@@ -199,8 +206,10 @@ def names_in_messages(pointer: str) -> tuple[str, ...]:
     match pointer.split("/")[1:]:
         case ["messages", _]:
             struct = WireMessage
+        case ["messages", _, "content", _, "image_url"]:
+            struct = WireImageUrl
         case ["messages", _, "content", *_]:
-            struct = TextPart
+            struct = ContentPart
         case ["messages", _, "tool_calls", _]:
             struct = WireToolCall
         case ["messages", _, "tool_calls", _, "function"]:

@@ -67,7 +67,7 @@ class ChatDialect:
     paths: tuple[str, ...] = (_CHAT.pattern,)
 
     def decode(self, incoming: Incoming) -> Decoded:
-        return decode_with_record(incoming.body, self.unknown_fields, incoming.known)
+        return decode_with_record(incoming.body, self.unknown_fields, incoming.known, incoming.media)
 
     def steps(self, incoming: Incoming) -> None:
         return None

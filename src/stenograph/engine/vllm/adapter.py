@@ -15,6 +15,7 @@ from msgspec import structs
 from stenograph.core.errors import ContextLengthExceeded, UpstreamInvalid
 from stenograph.core.kinds import SaltPolicy
 from stenograph.core.logprobs import has_support
+from stenograph.core.messages import MediaKind
 from stenograph.core.routing import RoutingHint
 from stenograph.core.types import Chunk, LogprobsKind, LogprobsReport, RequestId, SamplingParams, token_ids
 from stenograph.core.weights import WeightCommand
@@ -116,6 +117,7 @@ class VLLM(EngineAdapter):
             self.capabilities,
             max_context_tokens=limit,
             reports_support=route is VLLMRoute.GENERATE,
+            media=frozenset(MediaKind) if route is VLLMRoute.GENERATE else frozenset(),
             policy=served.name,
             note=_note(found, status=tried.status),
         )
@@ -142,6 +144,7 @@ class VLLM(EngineAdapter):
             wants_experts=self._wants_experts,
             first_row=request.prompt.first_new_row,
             wants_support=wants_support(request.params),
+            has_media=bool(request.prompt.media),
         )
         reader = VLLMReader(expected)
         if not self._scores(request.params):
@@ -179,7 +182,7 @@ class VLLM(EngineAdapter):
 
         Raises ContextLengthExceeded where none is left to sample.
         """
-        params, limit, num_prompt = request.params, self.capabilities.max_context_tokens, request.prompt.num_tokens
+        params, limit, num_prompt = request.params, self.capabilities.max_context_tokens, request.prompt.num_expanded
         if not self._scores(params) or limit is None:
             return params
         room = limit - SCORING_TOKENS - num_prompt
@@ -225,7 +228,9 @@ class VLLMGuidedReading(EngineReading):
         if sampled is None or not sampled.ids:
             return () if sampled is None else (sampled,)
         ids = token_ids(sampled.ids)
-        scores = await self._scores(ask, ids)
+        effective = sampled.effective
+        num_prompt = self._request.prompt.num_tokens if effective is None else len(effective.ids)
+        scores = await self._scores(ask, ids, num_prompt)
         versions = {span.version for span in sampled.weights or ()}
         if scores.version is not None and versions != {scores.version}:
             raise UpstreamInvalid(
@@ -234,7 +239,7 @@ class VLLMGuidedReading(EngineReading):
             )
         return (structs.replace(sampled, logprobs=scores.logprobs, top_logprobs=scores.top),)
 
-    async def _scores(self, ask: Ask, ids: "array[int]") -> Scores:
+    async def _scores(self, ask: Ask, ids: "array[int]", num_prompt: int) -> Scores:
         body = encode_scoring(self._request, ids, route=self._route, model=self._model)
         request_id = scoring_id(self._request)
         http = await ask("POST", self._route.value, body, request_headers(request_id, self._request.routing))
@@ -245,7 +250,7 @@ class VLLMGuidedReading(EngineReading):
             ids,
             request_id=request_id,
             route=self._route,
-            num_prompt=self._request.prompt.num_tokens,
+            num_prompt=num_prompt,
             num_top=self._request.params.num_top_logprobs,
         )
 

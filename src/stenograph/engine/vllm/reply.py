@@ -8,7 +8,7 @@ any bytes. Besides the laws of `wire`:
     logprob_is_told         a logprob is not -9999, vLLM's mark of a missing one
     id_in_vocab             a token's id is in [0, vocabulary)
     count_agrees            there is a logprob for each id, and there are `completion_tokens` of them
-    prompt_agrees           `prompt_tokens` is the number of ids sent
+    prompt_agrees           `prompt_tokens` is the number of ids sent, or, with media, of effective ids reported
     has_tokens              no token means an aborted generation
     has_finish              fields about the whole generation come with its end, or after it
     finish_is_last          nothing is sampled after the end
@@ -28,11 +28,21 @@ from dataclasses import dataclass
 
 import numpy as np
 import pybase64
+from msgspec.structs import replace
 
 from stenograph.core.errors import UpstreamInvalid
 from stenograph.core.replay import PackedInts, Replay
 from stenograph.core.support import SupportWriter
-from stenograph.core.types import Chunk, Finish, FinishReason, SupportPiece, TopLogprob, WeightSpan, token_ids
+from stenograph.core.types import (
+    Chunk,
+    EffectivePrompt,
+    Finish,
+    FinishReason,
+    SupportPiece,
+    TopLogprob,
+    WeightSpan,
+    token_ids,
+)
 from stenograph.engine.reported import support_piece
 from stenograph.engine.rows import EngineUsage, check_ids, short
 from stenograph.engine.vllm.request import VLLMRoute
@@ -58,6 +68,7 @@ class Expected:
     wants_experts: bool = False
     first_row: int = 0
     wants_support: bool = False
+    has_media: bool = False
 
 
 class VLLMReader:
@@ -68,6 +79,8 @@ class VLLMReader:
         self._num_ids = 0
         self._last: tuple[Chunk, VLLMTold] | None = None
         self._has_ended = False
+        self._num_prompt = expected.num_prompt
+        self._effective: EffectivePrompt | None = None
 
     def __repr__(self) -> str:
         return f"<VLLMReader {self._expected.route.name} {self._num_ids} ids>"
@@ -93,7 +106,10 @@ class VLLMReader:
         if chunk.finish is not None:
             self._last = (chunk, told)
             return None
-        return chunk if chunk.ids else None
+        if not chunk.ids:
+            return None
+        effective, self._effective = self._effective, None  # once for a turn
+        return chunk if effective is None else replace(chunk, effective=effective)
 
     def _usage(self, told: VLLMTold) -> Chunk | None:
         """The event after the last choice: the chunk held back can go."""
@@ -111,6 +127,9 @@ class VLLMReader:
         told = read(self._expected.route, body, with_tops=self._expected.num_top_logprobs > 0)
         check_request(told.request_id, self._expected.request_id, self._expected.route)
         check_ids(told.ids, self._expected.vocab_size)
+        if self._expected.has_media and told.effective is not None:
+            check_ids(told.effective.ids, self._expected.vocab_size)
+            self._effective, self._num_prompt = told.effective, len(told.effective.ids)
         return told
 
     def _chunk(self, told: VLLMTold, ids: Sequence[int], logprobs: Sequence[float]) -> Chunk:
@@ -141,14 +160,13 @@ class VLLMReader:
 
     def _ended(self, chunk: Chunk, told: VLLMTold, usage: EngineUsage | None) -> Chunk:
         """The last chunk of the generation, with the fields about all of it."""
-        expected = self._expected
         if usage is None:
             raise UpstreamInvalid("shape", "the reply has no usage")
         if usage.completion_tokens != self._num_ids:
             detail = f"{short(usage.completion_tokens)} completion tokens, but {self._num_ids} ids"
             raise UpstreamInvalid("count_agrees", detail)
-        if usage.prompt_tokens != expected.num_prompt:
-            detail = f"{expected.num_prompt} ids were sent, the engine reports {short(usage.prompt_tokens)}"
+        if usage.prompt_tokens != self._num_prompt:
+            detail = f"the prompt has {self._num_prompt} ids, the engine reports {short(usage.prompt_tokens)}"
             raise UpstreamInvalid("prompt_agrees", detail)
         assert chunk.finish is not None
         self._has_ended = True
@@ -161,6 +179,7 @@ class VLLMReader:
             num_cached_tokens=usage.num_cached,
             weights=_weights(told.spans, self._num_ids),
             replay=self._replay(told.routed_experts, chunk.finish),
+            effective=self._effective,
             unasked_replay=() if told.routed_experts is None or self._expected.wants_experts else ("routed_experts",),
         )
 
@@ -184,7 +203,7 @@ class VLLMReader:
             raise UpstreamInvalid(
                 "has_routed_experts", "there are none; start vLLM with --enable-return-routed-experts (docs/engines.md)"
             )
-        num_rows = self._expected.num_prompt + self._num_ids - 1
+        num_rows = self._num_prompt + self._num_ids - 1
         return experts_of_npy(told, num_rows=num_rows, first_row=self._expected.first_row)
 
 

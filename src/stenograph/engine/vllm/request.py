@@ -12,7 +12,7 @@ import msgspec
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.ids_json import prompt_json
 from stenograph.core.routing import Routing
-from stenograph.core.types import Grammar, GrammarKind, SamplingParams
+from stenograph.core.types import Grammar, GrammarKind, PromptMedia, SamplingParams
 from stenograph.engine.base import GenerateRequest
 from stenograph.engine.http.transport import Headers
 
@@ -51,11 +51,26 @@ def encode_request(
         if request.params.grammar is not None:
             # With a reasoning parser vLLM would hold the grammar back until the model has ended its reasoning.
             parts.append(b',"reasoning_ended":true')
+        if request.prompt.media:
+            parts += media_parts(request.prompt.media)
         parts += [b',"sampling_params":{', sampling, b'},"token_ids":[', *prompt_json(request.prompt), b"]}"]
     else:
         parts += [b',"return_token_ids":true,"return_tokens_as_token_ids":true,', sampling]
         parts += [b',"prompt":[', *prompt_json(request.prompt), b"]}"]
     return b"".join(parts)
+
+
+def media_parts(media: Sequence[PromptMedia]) -> Iterator[bytes]:
+    """Members for the media, in order of their placeholders. vLLM puts the expansions in their place, reports them, and
+    knows an image that it has seen by its hash; base64 text is in need of no escapes."""
+    yield b',"return_token_ids":true,"content_parts":['
+    for number, one in enumerate(media):
+        ref = one.item.ref
+        head = _json(f"data:{ref.media_type};base64,")[:-1]
+        yield b'%b{"type":"image_url","uuid":"%b","url":%b' % (b"," if number else b"", ref.sha256.encode(), head)
+        yield one.item.base64
+        yield b'"}'
+    yield b"]"
 
 
 def request_headers(request_id: str, routing: Routing | None) -> Headers:

@@ -22,7 +22,7 @@ from stenograph.core.types import TopLogprob
 from stenograph.engine.base import GenerateRequest
 from stenograph.engine.rows import decoded
 from stenograph.engine.scoring import ScoreRequest, Scores
-from stenograph.engine.vllm.request import VLLMRoute, salt_parts
+from stenograph.engine.vllm.request import VLLMRoute, media_parts, salt_parts
 from stenograph.engine.vllm.wire import NO_LOGPROB, VLLM_LAWS, VLLMSpan, check_request
 
 
@@ -51,7 +51,8 @@ _SCORED = msgspec.json.Decoder(_Scored)
 def encode_scoring(request: GenerateRequest, ids: "array[int]", *, route: VLLMRoute, model: str) -> bytes:
     """The body to ask for the scores of `ids` after the request's prompt."""
     both = join_ids((b"".join(prompt_json(request.prompt)), encode_ids(ids)))
-    head = (scoring_id(request), request.params.num_top_logprobs, b"".join(salt_parts(request.cache_salt)))
+    more = (*salt_parts(request.cache_salt), *(media_parts(request.prompt.media) if request.prompt.media else ()))
+    head = (scoring_id(request), request.params.num_top_logprobs, b"".join(more))
     return _scoring_body(both, *head, route=route, model=model)
 
 
@@ -60,9 +61,9 @@ def encode_given(request: ScoreRequest, *, route: VLLMRoute, model: str) -> byte
     return _scoring_body(encode_ids(request.ids), request.request_id, request.num_top, b"", route=route, model=model)
 
 
-def _scoring_body(ids: bytes, request_id: str, num_top: int, salt: bytes, *, route: VLLMRoute, model: str) -> bytes:
+def _scoring_body(ids: bytes, request_id: str, num_top: int, more: bytes, *, route: VLLMRoute, model: str) -> bytes:
     asked = b'"temperature":0,"max_tokens":1,"prompt_logprobs":%d' % num_top
-    head = b'{"model":%b,"request_id":%b%b,' % (msgspec.json.encode(model), msgspec.json.encode(request_id), salt)
+    head = b'{"model":%b,"request_id":%b%b,' % (msgspec.json.encode(model), msgspec.json.encode(request_id), more)
     if route is VLLMRoute.GENERATE:
         return b"".join((head, b'"sampling_params":{', asked, b'},"token_ids":[', ids, b"]}"))
     return b"".join((head, asked, b',"prompt":[', ids, b"]}"))

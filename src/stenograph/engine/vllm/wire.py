@@ -25,7 +25,8 @@ from typing import Annotated, Generic, TypeVar
 import msgspec
 
 from stenograph.core.errors import UpstreamInvalid, UpstreamRefused
-from stenograph.core.types import TopLogprob
+from stenograph.core.messages import MediaKind
+from stenograph.core.types import EffectivePrompt, MediaRange, TopLogprob, token_ids
 from stenograph.engine.http.adapter import told_too_long
 from stenograph.engine.rows import EngineUsage, Natural, decoded, laws, short
 from stenograph.engine.vllm.request import VLLMRoute, abort_ids
@@ -80,6 +81,11 @@ class _GeneratedChoice(msgspec.Struct, Generic[R]):
     sampling_mask: list[list[_Id]] | None = None
 
 
+class _VLLMRange(msgspec.Struct, gc=False):
+    offset: Natural
+    length: Natural
+
+
 class _VLLMGenerated(msgspec.Struct, Generic[R]):
     """A reply of the generate route, or one event of it."""
 
@@ -87,6 +93,8 @@ class _VLLMGenerated(msgspec.Struct, Generic[R]):
     request_id: str | None = None
     usage: EngineUsage | None = None
     error: _VLLMError | None = None
+    prompt_token_ids: list[_Id] | None = None
+    mm_placeholders: dict[str, list[_VLLMRange]] | None = None
 
 
 class _CompletionLogprobs(msgspec.Struct):
@@ -129,6 +137,7 @@ _MODELS = msgspec.json.Decoder(_VLLMModels)
 
 VLLM_LAWS = laws(
     (r"sampling_mask", "support_of_token"),
+    (r"prompt_token_ids|mm_placeholders", "prompt_agrees"),
     (r"token_ids`|token_ids\[|token_id`$", "id_in_vocab"),
     (r"logprobs\[\.\.\.\]|logprobs\[\d+\]|\.logprob`$", "logprob_is_finite"),
     (r"logprobs", "has_logprobs"),
@@ -172,6 +181,7 @@ class VLLMTold:
     routed_experts: str | None = None
     supports: Sequence[Sequence[int]] | None = None
     usage: EngineUsage | None = None
+    effective: EffectivePrompt | None = None
 
 
 def read(route: VLLMRoute, body: bytes, *, with_tops: bool) -> VLLMTold:
@@ -235,7 +245,15 @@ def _told_by_generate(
         routed_experts=choice.routed_experts,
         supports=choice.sampling_mask,
         usage=reply.usage,
+        effective=None if reply.prompt_token_ids is None else _effective(reply.prompt_token_ids, reply.mm_placeholders),
     )
+
+
+def _effective(ids: list[int], placeholders: dict[str, list[_VLLMRange]] | None) -> EffectivePrompt:
+    """The prompt as it was run. Ranges of other media than images are left out, and so do not collapse."""
+    told = (placeholders or {}).get(MediaKind.IMAGE, [])
+    found = tuple(MediaRange(start=one.offset, length=one.length) for one in told)
+    return EffectivePrompt(ids=token_ids(ids), ranges=found)
 
 
 def _told_by_completion(request_id: str | None, choice: _CompletionChoice, usage: EngineUsage | None) -> VLLMTold:

@@ -9,6 +9,7 @@ Source: the chat templates of Qwen3.5, 3.6 and 3.8. Qwen3-Coder's calls are the 
 assumed.
 """
 
+from stenograph.families.qwen.vision import IMAGE_PAD, UNNUMBERED
 from stenograph.families.qwen.xml_calls import QWEN_XML_CALLS
 from stenograph.text.family import Edit, Family, Signs
 from stenograph.text.reply_syntax import ReasoningMarks, ReplySyntax
@@ -24,6 +25,8 @@ QWEN3_5 = Family(
     edits=(Edit(old=_IS_LATE, new="true"),),
     tools_before_turns=True,
     syntax=ReplySyntax(reasoning=ReasoningMarks(), calls=QWEN_XML_CALLS),
+    image_placeholder=IMAGE_PAD,
+    fixed_kwargs=UNNUMBERED,
 )
 
 QWEN3_CODER = Family(

@@ -90,7 +90,7 @@ def components(kinds: Iterable[type], shapes: Iterable[type], described: Describ
     _narrow_grammars(schemas["ResponseFormat"], schemas["StructuredOutputs"])
     _narrow_message(schemas["Message"])
     _narrow_gemini(schemas)
-    _require(schemas["TextPart"], "text")
+    _narrow_part(schemas["ContentPart"])
     _require(schemas["Tool"], "function")
     _describe_bytes(schemas, described.vocab_size)
     _describe_sent(schemas)
@@ -260,6 +260,20 @@ def _narrow_message(message: Schema) -> None:
     message["anyOf"] = [
         {"title": title, "properties": {"role": {"enum": roles}, **fields}, "required": required}
         for title, roles, fields, required in own
+    ]
+
+
+def _narrow_part(part: Schema) -> None:
+    """Add the field that a content part of each type has, and no other."""
+    shapes = {name: _first(part, name) for name in ("text", "image_url")}
+    part["properties"] |= {name: {} for name in shapes}
+    part["anyOf"] = [
+        {
+            "title": f"{title}Part",
+            "properties": {"type": {"const": own}, own: shapes[own], other: _NULL},
+            "required": [own],
+        }
+        for title, own, other in (("Text", "text", "image_url"), ("Image", "image_url", "text"))
     ]
 
 

@@ -16,6 +16,7 @@ import msgspec
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.errors import UnrenderableMessage
+from stenograph.core.loaded import entry
 from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.model.tokenizer import Span, Tokenizer
 
@@ -155,12 +156,14 @@ def occurs(mark: str, calls: Sequence[ToolCall], messages: Sequence[Message]) ->
 
 
 def message_dicts(messages: Iterable[Message], sealer: Sealer, form: MessageForm) -> list[dict[str, object]]:
-    """Messages as the template takes them, sealed. Content is a string, but for `form.empty_content`: some templates
-    can only add to one."""
+    """Messages as the template takes them, sealed. Content is a string, but for `form.empty_content` and
+    for media: some templates can only add to one."""
     values: list[dict[str, object]] = []
     for message in messages:
         is_bare = bool(message.tool_calls) and not message.content
-        content = form.empty_content if is_bare else sealer.seal(message.content or "")
+        content: object = form.empty_content if is_bare else sealer.seal(message.content or "")
+        if message.media:
+            content = entry("stenograph.text.template.media:content_parts")(message, sealer.seal)
         role = form.developer_as if message.role is Role.DEVELOPER else message.role
         value: dict[str, object] = {"role": role.value, "content": content}
         if message.reasoning:

@@ -187,7 +187,7 @@ def test_a_bad_request_points_at_the_field_to_blame(raw: bytes, param: str | Non
     ("raw", "param"),
     [
         (
-            body(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
+            body(messages=[{"role": "user", "content": [{"type": "video_url", "video_url": {}}]}]),
             "/messages/0/content/0/type",
         ),
         (body(tools=[{"type": "web_search"}]), "/tools/0/type"),
@@ -440,7 +440,7 @@ def test_an_error_after_what_is_known_points_at_the_messages_place_in_the_whole(
     for bad, param in (
         ({"role": "user", "content": "x", "zz": 1}, "/messages/3/zz"),
         ({"role": "who", "content": "x"}, "/messages/3/role"),
-        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "/messages/3/content/0/type"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "/messages/3/content/0/image_url/url"),
         ({"role": "user", "content": [{"type": "video", "video": {}}]}, "/messages/3/content/0/type"),
         (3, "/messages/3"),
     ):

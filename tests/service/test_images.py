@@ -1,0 +1,251 @@
+"""Images through the whole server, before a stand-in of vLLM: exact ids on both sides, or nothing is recorded."""
+
+import base64
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import aiohttp
+import pytest
+
+from standins.tiny.tokenizer import tiny_tokenizer_json
+from standins.vllm_server import Range, VLLMServer, expansion_length
+from stenograph.engine.http.adapter import AdapterOptions
+from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
+from stenograph.engine.vllm.adapter import VLLM
+from stenograph.http.loaded_model import make_renderer
+from stenograph.text.renderer import Renderer
+
+from .conftest import END, Answer, assistant, running, tiny_files, user
+from .test_vllm_sessions import Rig
+
+PAD = "<|image_pad|>"
+TOKENS = ("<|vision_start|>", "<|vision_end|>", PAD)
+TEMPLATE = """
+{%- for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}
+{%- if message.content is string %}{{ message.content }}
+{%- else %}{% for part in message.content %}
+{{- '<|vision_start|><|image_pad|><|vision_end|>' if part.type == 'image' else part.text }}
+{%- endfor %}{% endif %}{{ '<|im_end|>\n' }}
+{%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+
+Report = Callable[[list[int], list[Range]], tuple[list[int], list[Range]]]
+
+
+@pytest.fixture(scope="module")
+def seeing() -> Renderer:
+    """The tiny model with images."""
+    files = replace(tiny_files(), tokenizer_json=tiny_tokenizer_json(more=TOKENS), chat_template=TEMPLATE)
+    return make_renderer(files, "qwen2.5-vl")
+
+
+@asynccontextmanager
+async def rig_of(renderer: Renderer, report: Report = lambda *told: told, **options: Any) -> AsyncIterator[Rig]:
+    pad = renderer.tokenizer.added_tokens.get(PAD)
+    async with VLLMServer(dev_mode=True, image_token=pad, report=report, **options) as vllm:
+        adapter = VLLM(AdapterOptions(model="tiny", vocab_size=320, max_context_tokens=4096, eos_token_ids=(END,)))
+        engine = HttpEngine(HttpEngineOptions(url=vllm.url), adapter)
+        await engine.start()
+        try:
+            async with running(engine, renderer) as (url, _), aiohttp.ClientSession() as client:
+                yield Rig(url, vllm, renderer, client)
+        finally:
+            await engine.aclose()
+
+
+@pytest.fixture
+async def rig(seeing: Renderer) -> AsyncIterator[Rig]:
+    async with rig_of(seeing) as rig:
+        yield rig
+
+
+def image(number: int) -> bytes:
+    """Bytes that no server of ours looks into."""
+    return b"\x89PNG" + bytes([number * 7 % 256, number])
+
+
+def part(number: int) -> dict[str, Any]:
+    url = f"data:image/png;base64,{base64.b64encode(image(number)).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def text(words: str) -> dict[str, Any]:
+    return {"type": "text", "text": words}
+
+
+def sees(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "user", "content": list(parts)}
+
+
+async def samples(rig: Rig, session: str) -> list[Any]:
+    answer = await rig.call("POST", f"/sessions/{session}/samples", {"format": "json"})
+    assert answer.status == 200, answer.body
+    return list(answer.json()["samples"])
+
+
+def effective_of(rig: Rig, logical: list[int], numbers: list[int]) -> list[int]:
+    pad, lengths = rig.renderer.tokenizer.added_tokens[PAD], iter(numbers)
+    spread = ([id_] * (expansion_length(image(next(lengths))) if id_ == pad else 1) for id_ in logical)
+    return [id_ for ids in spread for id_ in ids]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_line_with_images_goes_to_the_engine_as_logical_ids_and_into_samples_as_effective_ones(
+    rig: Rig, stream: bool
+) -> None:
+    rig.says("one", "two", "three")
+    session = await rig.session()
+    messages = [sees(text("what is "), part(1), text(" and "), part(2))]
+    prompts: list[list[int]] = []
+    for number, reply in enumerate(["one", "two", "three"]):
+        answer = await rig.chat(session, *messages, stream=stream)
+        assert answer.status == 200, answer.body
+        asked = rig.vllm.requests[-1].json
+        prompts.append(asked["token_ids"])
+        messages += [assistant(reply), sees(part(3 + number), text("?")) if number == 0 else user("and?")]
+    sent = [[one["uuid"] for one in asked.json["content_parts"]] for asked in rig.vllm.requests]
+    assert [len(one) for one in sent] == [2, 3, 3]
+    assert sent[1][:2] == sent[0]
+    assert sent[2] == sent[1]
+    for before, after in pairwise(prompts):
+        assert after[: len(before)] == before, "the logical ids only grow"
+    (sample,) = await samples(rig, session)
+    replies = [[*rig.renderer.tokenizer.encode(reply), END] for reply in ("one", "two", "three")]
+    line = effective_of(rig, prompts[-1], [1, 2, 3]) + replies[-1]
+    assert sample["tokens"] == line
+    assert [row["sha256"] for row in sample["media"]] == sent[2]
+    pad = rig.renderer.tokenizer.added_tokens[PAD]
+    for row, number in zip(sample["media"], [1, 2, 3], strict=True):
+        assert row["length"] == expansion_length(image(number))
+        assert set(line[row["start"] : row["start"] + row["length"]]) == {pad}
+        assert line[row["start"] - 1] != pad != line[row["start"] + row["length"]]
+    given = len(line) - sample["response_length"]
+    trained = [id_ for id_, mask in zip(line[given:], sample["loss_mask"], strict=True) if mask]
+    assert trained == [id_ for reply in replies for id_ in reply]
+
+
+def lengthened(ids: list[int], found: list[Range]) -> tuple[list[int], list[Range]]:
+    """The first image stands for one id more than it did."""
+    at = found[0]["offset"]
+    moved = [{**one, "offset": one["offset"] + 1} for one in found[1:]]
+    return [*ids[:at], ids[at], *ids[at:]], [{**found[0], "length": found[0]["length"] + 1}, *moved]
+
+
+LIES: dict[str, Report] = {
+    "another id": lambda ids, found: ([ids[0] + 1, *ids[1:]], found),
+    "an id more": lambda ids, found: ([*ids, 5], found),
+    "a range less": lambda ids, found: (ids, found[:-1]),
+    "no ranges": lambda ids, _: (ids, []),
+    "a range moved": lambda ids, found: (ids, [{**found[0], "offset": found[0]["offset"] + 1}, *found[1:]]),
+    "a range beyond": lambda ids, found: (ids, [*found[:-1], {**found[-1], "length": 2**20}]),
+    "an id outside the vocabulary": lambda ids, found: ([320, *ids[1:]], found),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+async def test_a_report_that_does_not_collapse_to_the_logical_ids_is_502_and_nothing_is_kept(
+    seeing: Renderer, lie: Report, stream: bool
+) -> None:
+    async with rig_of(seeing, lie) as rig:
+        session = await rig.session()
+        rig.says("seen")
+        answer = await rig.chat(session, sees(part(1), part(2)), stream=stream)
+        assert b"upstream_invalid" in answer.body
+        assert answer.status == 502
+        assert await rig.records(session) == []
+
+
+async def test_an_image_that_stood_for_other_ids_before_is_502_and_the_line_stays(seeing: Renderer) -> None:
+    lies = [False]
+
+    def report(ids: list[int], found: list[Range]) -> tuple[list[int], list[Range]]:
+        return lengthened(ids, found) if lies[0] else (ids, found)
+
+    async with rig_of(seeing, report) as rig:
+        session = await rig.session()
+        rig.says("seen", "again", "again")
+        messages = [sees(part(1))]
+        assert (await rig.chat(session, *messages)).status == 200
+        messages += [assistant("seen"), user("once more")]
+        lies[0] = True
+        answer = await rig.chat(session, *messages)
+        assert (answer.status, b"prompt_agrees" in answer.body) == (502, True)
+        lies[0] = False
+        assert (await rig.chat(session, *messages)).status == 200
+        assert len(await rig.records(session)) == 2
+
+
+async def test_a_placeholder_spelled_in_a_text_is_text(rig: Rig) -> None:
+    rig.says("seen")
+    session = await rig.session()
+    spelled = f"{PAD}<|vision_start|>{PAD}<|vision_end|>"
+    assert (await rig.chat(session, sees(text(spelled), part(1), text(spelled)))).status == 200
+    (sample,) = await samples(rig, session)
+    pad = rig.renderer.tokenizer.added_tokens[PAD]
+    assert rig.vllm.requests[-1].json["token_ids"].count(pad) == 1
+    (row,) = sample["media"]
+    assert sample["tokens"].count(pad) == row["length"]
+    assert rig.renderer.tokenizer.decode(rig.vllm.requests[-1].json["token_ids"]).count(PAD) == 5
+
+
+async def test_a_placeholder_that_the_model_sampled_is_never_taken_for_a_later_image_s(rig: Rig) -> None:
+    session = await rig.session()
+    rig.says(f"seen{PAD}", "more")
+    messages = [sees(part(1))]
+    reply = (await rig.chat(session, *messages)).json()["choices"][0]["message"]
+    answer = await rig.chat(session, *messages, reply, sees(part(2)))
+    assert answer.status == 400
+    assert f"The model has sampled {PAD}" in answer.json()["error"]["message"]
+
+
+async def test_the_same_text_with_another_picture_is_another_message(rig: Rig) -> None:
+    rig.says("seen", "changed", "opened")
+    session = await rig.session()
+    first = [sees(part(1), text("?")), assistant("seen")]
+    assert (await rig.chat(session, *first[:1])).status == 200
+    assert (await rig.chat(session, *first, sees(part(2)))).status == 200
+    assert (await rig.chat(session, sees(part(3), text("?")), first[1], sees(part(2)))).status == 200
+    found = await samples(rig, session)
+    assert sorted(len(sample["media"]) for sample in found) == [2, 2]
+    assert len({sample["media"][0]["sha256"] for sample in found}) == 2, "of two openings are two lines"
+
+
+async def test_usage_counts_effective_tokens(rig: Rig) -> None:
+    rig.says("seen")
+    answer = await rig.chat(await rig.session(), sees(part(1)))
+    logical = rig.vllm.requests[-1].json["token_ids"]
+    assert answer.json()["usage"]["prompt_tokens"] == len(logical) + expansion_length(image(1)) - 1
+
+
+async def test_an_engine_without_a_report_of_its_ids_is_not_given_images(seeing: Renderer) -> None:
+    async with rig_of(seeing, scale_out=False) as rig:
+        answer = await rig.chat(await rig.session(), sees(part(1)))
+    assert answer.status == 400
+    assert "vllm" in answer.json()["error"]["message"]
+
+
+async def test_a_model_without_a_placeholder_is_not_given_images(renderer: Renderer) -> None:
+    async with rig_of(renderer) as rig:
+        answer = await rig.chat(await rig.session(), sees(part(1)))
+    assert answer.status == 400
+    assert answer.json()["error"]["code"] == "unrenderable_message"
+
+
+def refused(answer: Answer) -> str:
+    assert answer.status == 400, answer.body
+    return str(answer.json()["error"]["param"])
+
+
+async def test_parts_that_are_no_images_are_refused_where_they_stand(rig: Rig) -> None:
+    session = await rig.session()
+    wrong = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=A"}}
+    assert refused(await rig.chat(session, sees(text("a"), wrong))) == "/messages/0/content/1/image_url/url"
+    assert refused(await rig.chat(session, sees({"type": "image_url"}))) == "/messages/0/content/0/image_url"
+    both = {**part(1), "text": "a"}
+    assert refused(await rig.chat(session, sees(both))) == "/messages/0/content/0/text"
+    system = {"role": "system", "content": [part(1)]}
+    assert refused(await rig.chat(session, system, user("a"))) == "/messages/0/content/0/type"
+    assert rig.vllm.requests == []
