@@ -20,16 +20,33 @@ READY = re.compile(r"^stenograph ready at (http://127\.0\.0\.1:\d+) ")
 
 
 class WarmServer:
-    """One forked server. `url` is where it listens, once `ready` has been waited for."""
+    """One forked server. `url` is where it listens, once `ready` has been waited for; `log` is its log's file."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, log: Path) -> None:
         self.pid = pid
+        self.log = log
         self.is_ready = asyncio.Event()
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.url = ""
 
     def __repr__(self) -> str:
         return f"<WarmServer {self.pid} at {self.url or 'no address yet'}>"
+
+    async def ready(self) -> None:
+        """Wait for its ready line. Raises RuntimeError, with the end of its log, if it ends before."""
+        loop, process = asyncio.get_running_loop(), os.pidfd_open(self.pid)
+        is_gone = asyncio.Event()
+        loop.add_reader(process, is_gone.set)
+        waits = [asyncio.create_task(event.wait()) for event in (self.is_ready, is_gone)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            loop.remove_reader(process)
+            os.close(process)
+            for wait in waits:
+                wait.cancel()
+        if not self.is_ready.is_set():
+            raise RuntimeError(f"the server ended before it was ready: {self.log.read_text()[-2000:]}")
 
 
 class WarmParent:
@@ -38,6 +55,7 @@ class WarmParent:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self._forked: asyncio.Future[WarmServer] | None = None
+        self._log = Path(os.devnull)
         self._servers: dict[int, WarmServer] = {}
         self._newest: WarmServer | None = None
 
@@ -64,7 +82,7 @@ class WarmParent:
 
     async def fork(self, flags: Sequence[str], log: Path) -> WarmServer:
         """Fork a server; it is not ready yet."""
-        self._forked = asyncio.get_running_loop().create_future()
+        self._forked, self._log = asyncio.get_running_loop().create_future(), log
         self._order({"flags": list(flags), "log": str(log)})
         return await self._forked
 
@@ -92,7 +110,7 @@ class WarmParent:
                 continue
             what, pid, *status = text.split()
             if what == "forked" and self._forked is not None:
-                self._newest = self._servers[int(pid)] = WarmServer(int(pid))
+                self._newest = self._servers[int(pid)] = WarmServer(int(pid), self._log)
                 self._forked.set_result(self._newest)
             elif what == "ended":
                 self._servers.pop(int(pid)).ended.set_result(int(status[0]))

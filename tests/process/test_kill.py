@@ -75,7 +75,7 @@ async def test_kill_9_loses_no_acknowledged_turn_doubles_none_and_changes_no_id(
                 if kill % 10 == 3:
                     await kill_while_it_starts(warm, server, draw, figures)
                 else:
-                    await server.is_ready.wait()
+                    await server.ready()
                     figures.ready_s.append(time.monotonic() - began)
                     await work_until_killed(warm, server, client, load, draw, figures, began)
                 everything = kill % CHECK_ALL_EVERY == CHECK_ALL_EVERY - 1
@@ -85,7 +85,7 @@ async def test_kill_9_loses_no_acknowledged_turn_doubles_none_and_changes_no_id(
                 say(kill + 1, load, figures)
         with named(NUM_KILLS, log):
             server = await warm.fork(flags, log)
-            await server.is_ready.wait()
+            await server.ready()
             load.url, before = server.url, book.num_acknowledged
             load.up.set()
             await load.until(lambda: book.num_acknowledged >= before + 2 * len(CLIENTS))

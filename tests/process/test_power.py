@@ -66,7 +66,7 @@ class Rig:
         async with Disk.mounted(self.root / "disk", self.root / "kept") as disk:
             check()
             server = await self.warm.fork([*self.flags, "--durability", durability], self.root / "log")
-            await server.is_ready.wait()
+            await server.ready()
             if lies:
                 disk.lie()
             load.url, turns = server.url, load.book.num_acknowledged

@@ -32,7 +32,7 @@ async def test_a_server_that_cannot_write_any_more_ends_with_exit_code_74_and_ha
             *("--engine-url", engine.url, "--data-dir", str(tmp_path / "data"), "--log-level", "error"),
         )
         server = await warm.fork(flags, log)
-        await server.is_ready.wait()
+        await server.ready()
         async with aiohttp.ClientSession(server.url) as client:
             session = await opened(client)
             kept, lost = f"/sessions/{session}", f"/sessions/{await opened(client)}"
@@ -47,7 +47,7 @@ async def test_a_server_that_cannot_write_any_more_ends_with_exit_code_74_and_ha
         said = log.read_text()
         assert said.splitlines()[-1].startswith("stenograph: the store of --data-dir has failed:"), said
         server = await warm.fork(flags, log)
-        await server.is_ready.wait()
+        await server.ready()
         async with aiohttp.ClientSession(server.url) as client:
             views = [await view(client, path) for path in (kept, lost)]
     assert [len(one["records"]) for one in views] == [1, 0]

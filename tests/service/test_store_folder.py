@@ -1,5 +1,6 @@
 """The folder and the file of a store: what they may lie on, how they are brought up to date, and room used again."""
 
+import errno
 import logging
 import os
 import shutil
@@ -7,7 +8,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing, closing
 from itertools import chain
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any
 
 import pytest
@@ -80,6 +81,21 @@ async def test_what_is_kept_and_what_is_copied_is_its_users_alone_whatever_the_u
                 assert set(rights_in(path).values()) == {0o700, 0o600}
                 assert {mode for name, mode in rights_in(path).items() if name != "data"} == {0o600}
     assert rights_in(copy) == {"copy": 0o700, "00.sqlite3": 0o600, "01.sqlite3": 0o600}
+
+
+class WithoutRights(PosixPath):
+    """A path on a filesystem that refuses chmod(2), as FAT and some network filesystems do."""
+
+    def chmod(self, mode: int, *, follow_symlinks: bool = True) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(self))
+
+
+def test_a_folder_on_a_filesystem_without_rights_is_used_and_the_log_says_what_it_lacks(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING), closing(DataFolder(WithoutRights(tmp_path / "data"), address="")) as folder:
+        assert folder.path.is_dir()
+    assert "data cannot be made its user's alone: Operation not permitted" in caplog.text
 
 
 async def test_files_that_others_could_read_are_closed_and_the_folder_is_left_as_it_was(

@@ -106,16 +106,25 @@ def _make(path: Path) -> None:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder for its user alone to enter; an existing one stays as it is. Raises OSError."""
+    """Make a folder for its user alone to enter; an existing one stays as it is. Raises OSError.
+
+    On a filesystem that knows no rights the folder has those of the mount, and the log says so.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         folder.mkdir(PRIVATE_FOLDER)
-        folder.chmod(PRIVATE_FOLDER)  # whatever the umask
     except FileExistsError:
         if not folder.is_dir():
             raise
-        if folder.stat().st_mode & _OTHERS:
-            log.info("%s may be entered by other users; the files that are made there are not theirs to read", folder)
+    else:
+        try:
+            folder.chmod(PRIVATE_FOLDER)  # whatever the umask
+        except OSError as error:
+            log.warning(
+                "%s cannot be made its user's alone: %s; it has the rights of its mount", folder, error.strerror
+            )
+    if folder.stat().st_mode & _OTHERS:
+        log.info("%s may be entered by other users; the files that are made there are not theirs to read", folder)
 
 
 def keep_private(file: Path) -> None:
