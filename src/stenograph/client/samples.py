@@ -99,8 +99,9 @@ class DecodedSample:
     unless `logprobs_kind` says otherwise. `raw_log_probs` and `sampling_log_probs` [R] or None. `routed_experts`
     [T - 1, layers, top_k] and `indexer_topk` [T - 1, K], or None. `turns` are the rows of docs/samples.md.
     `num_prompt_tokens` and `num_cached_tokens` are sums over the turns, as the engine counted them. `scores` float64
-    [R] are the annotations asked for, by name, 0.0 where the mask is 0. `media` are the images in `tokens`, in order;
-    `session.media(sha256)` has their bytes.
+    [R] are the annotations asked for, by name, 0.0 where the mask is 0, and so are `token_rewards` [R]; None where
+    turns and tokens have no rewards of their own. `media` are the images in `tokens`, in order; `session.media(sha256)`
+    has their bytes.
     """
 
     tokens: NDArray[np.int64]
@@ -121,6 +122,7 @@ class DecodedSample:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     metadata: Mapping[str, object]
+    token_rewards: NDArray[np.float64] | None = None
     scores: Mapping[str, NDArray[np.float64]] = field(default_factory=dict[str, NDArray[np.float64]])
     media: tuple[SampleMedia, ...] = ()
 
@@ -310,6 +312,7 @@ def _sample(fields: Mapping[str, object], tensors: Mapping[str, NDArray[np.gener
             )
             for one in cast("list[Mapping[str, object]]", fields.get("media", []))
         ),
+        token_rewards=_floats(fields.get("token_rewards")),
         scores={
             name: np.array(values, np.float64)
             for name, values in cast("Mapping[str, list[float]]", fields.get("scores", {})).items()

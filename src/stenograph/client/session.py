@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, SupportsFloat, TypedDict, Unpack, cast
 
 from stenograph.client.calls import HttpCalls, as_object
@@ -83,15 +83,26 @@ class RolloutSession:
         return f"<RolloutSession {self.root_url}>"
 
     async def outcome(
-        self, reward: Reward | None = None, *, verdict: RolloutEnd = "ok", detail: str | None = None
+        self,
+        reward: Reward | None = None,
+        *,
+        verdict: RolloutEnd = "ok",
+        detail: str | None = None,
+        turns: Mapping[int, float] | None = None,
+        tokens: Mapping[int, Sequence[float]] | None = None,
     ) -> None:
         """Say how the rollout ended; it stands in the session's samples. A second call replaces the first.
 
-        Raises ValueError for a reward other than a finite number, or numbers by name.
+        `turns` are rewards of single turns, `tokens` of each sampled token of a turn, both by node id. Raises
+        ValueError for a reward other than a finite number, or numbers by name.
         """
         body: dict[str, object] = {"reward": checked_reward(reward), "verdict": verdict}
         if detail is not None:
             body["detail"] = detail[:MAX_DETAIL_CHARS]
+        if turns:
+            body["turns"] = [{"turn": node, "reward": float(reward)} for node, reward in turns.items()]
+        if tokens:
+            body["tokens"] = [{"turn": node, "rewards": [*map(float, row)]} for node, row in tokens.items()]
         await self._calls.call("PUT", f"{self.root_url}/outcome", body)
 
     async def samples(self, **options: Unpack[SampleOptions]) -> DecodedSamples:

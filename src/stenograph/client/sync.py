@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import inspect
 import threading
-from collections.abc import Callable, Coroutine, Generator, Iterable
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Literal, Self, TypeVar, Unpack, cast
 
@@ -70,9 +70,18 @@ class SyncRolloutSession:
     def __repr__(self) -> str:
         return f"<SyncRolloutSession {self.root_url}>"
 
-    def outcome(self, reward: Reward | None = None, *, verdict: RolloutEnd = "ok", detail: str | None = None) -> None:
+    def outcome(
+        self,
+        reward: Reward | None = None,
+        *,
+        verdict: RolloutEnd = "ok",
+        detail: str | None = None,
+        turns: Mapping[int, float] | None = None,
+        tokens: Mapping[int, Sequence[float]] | None = None,
+    ) -> None:
         """As `RolloutSession.outcome`."""
-        self._thread.run(self._session.outcome(reward, verdict=verdict, detail=detail))
+        said = self._session.outcome(reward, verdict=verdict, detail=detail, turns=turns, tokens=tokens)
+        self._thread.run(said)
 
     def samples(self, **options: Unpack[SampleOptions]) -> DecodedSamples:
         """As `RolloutSession.samples`."""

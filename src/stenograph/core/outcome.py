@@ -5,7 +5,8 @@ import enum
 import math
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 
 
 class RolloutVerdict(enum.StrEnum):
@@ -42,15 +43,20 @@ NO_VERDICT = "none"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOutcome:
-    """A verdict, a reward if there is one (a number, or numbers by name), and words for a person."""
+    """A verdict, a reward if there is one (a number, or numbers by name), and words for a person.
+
+    `turns` are rewards by turn, `tokens` rewards of each sampled token by turn; both by node id.
+    """
 
     verdict: RolloutVerdict = RolloutVerdict.OK
     reward: float | Mapping[str, float] | None = None
     detail: str | None = None
+    turns: Mapping[int, float] = field(default_factory=dict[int, float])
+    tokens: "Mapping[int, array[float]]" = field(default_factory=dict[int, "array[float]"])
 
     def __post_init__(self) -> None:
         values = self.reward.values() if isinstance(self.reward, Mapping) else (self.reward or 0.0,)
-        if not all(map(math.isfinite, values)):
+        if not all(map(math.isfinite, chain(values, self.turns.values(), *self.tokens.values()))):
             raise ValueError(f"a reward is a finite number, got {self.reward!r}")
 
 

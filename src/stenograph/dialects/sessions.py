@@ -5,8 +5,8 @@ with more in them (docs/http-api.md).
 """
 
 from array import array
-from collections.abc import Mapping
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, TypeVar
 
 import msgspec
 import numpy as np
@@ -52,10 +52,25 @@ class CreateSession(StatedOptions, frozen=True, forbid_unknown_fields=True, kw_o
     cache_salt: Annotated[str, Meta(extra_json_schema={"enum": [policy.value for policy in SaltPolicy]})] | None = None
 
 
+class TurnReward(msgspec.Struct, forbid_unknown_fields=True):
+    """The reward of a turn, by the id of its node."""
+
+    turn: Annotated[int, Meta(ge=0, lt=2**31)]
+    reward: float
+
+
+class TokenRewards(msgspec.Struct, forbid_unknown_fields=True):
+    """The reward of each sampled token of a turn, by the id of its node."""
+
+    turn: Annotated[int, Meta(ge=0, lt=2**31)]
+    rewards: list[float]
+
+
 class PutOutcome(msgspec.Struct, forbid_unknown_fields=True):
     """The outcome of a rollout: a reward, which is a number or numbers by name, a verdict, and words for a person.
 
-    `null` means absent. Without a verdict it is `ok`.
+    `null` means absent. Without a verdict it is `ok`. `turns` and `tokens` are rewards of single turns and of their
+    sampled tokens.
     """
 
     reward: float | dict[str, float] | None = None
@@ -63,6 +78,8 @@ class PutOutcome(msgspec.Struct, forbid_unknown_fields=True):
         None
     )
     detail: Annotated[str, Meta(max_length=4096)] | None = None
+    turns: list[TurnReward] | None = None
+    tokens: list[TokenRewards] | None = None
 
 
 class SamplesRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -140,6 +157,8 @@ class Detokenize(msgspec.Struct, forbid_unknown_fields=True):
     tokens: msgspec.Raw  # read in pieces
     model: str | None = None
 
+
+Rewards = TypeVar("Rewards", TurnReward, TokenRewards)
 
 _CREATE = msgspec.json.Decoder(CreateSession)
 _OUTCOME = msgspec.json.Decoder(PutOutcome)
@@ -221,7 +240,19 @@ def decode_outcome(body: bytes) -> SessionOutcome:
         verdict=RolloutVerdict.OK if wire.verdict is None else RolloutVerdict(wire.verdict),
         reward=wire.reward,
         detail=wire.detail,
+        turns={row.turn: row.reward for row in _each_once(wire.turns or (), "turns")},
+        tokens={row.turn: array("d", row.rewards) for row in _each_once(wire.tokens or (), "tokens")},
     )
+
+
+def _each_once(rows: Sequence[Rewards], name: str) -> Sequence[Rewards]:
+    """Rows of rewards. Raises InvalidRequest where a turn stands twice."""
+    seen = set[int]()
+    for index, row in enumerate(rows):
+        if row.turn in seen:
+            raise InvalidRequest(f"Turn {row.turn} stands twice in {name}.", param=f"/{name}/{index}/turn")
+        seen.add(row.turn)
+    return rows
 
 
 def decode_samples(body: bytes) -> SamplesRequest:

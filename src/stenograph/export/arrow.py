@@ -80,6 +80,7 @@ def _batch(pa: Any, samples: Sequence[Sample]) -> Any:
             [None if not sample.scores else list(sample.scores.items()) for sample in samples],
             pa.map_(pa.string(), pa.list_(pa.float64())),
         ),
+        "token_rewards": _lists(pa, [_maybe_numpy(sample.token_rewards) for sample in samples], pa.float64()),
         "logprobs_kind": pa.array([sample.logprobs_kind for sample in samples], pa.string()),
         "rollout_routed_experts": _lists(pa, experts, pa.int32(), depth=3),
         "rollout_indexer_topk": _lists(pa, chosen, pa.int32(), depth=2),

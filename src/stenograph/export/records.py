@@ -150,12 +150,28 @@ class DiscardedTurns(TypedDict):
     sampled_tokens: Count
 
 
+class WireTurnReward(TypedDict):
+    """The reward of a turn, by the id of its node."""
+
+    turn: Count
+    reward: float
+
+
+class WireTokenRewards(TypedDict):
+    """The rewards of a turn's sampled tokens."""
+
+    turn: Count
+    rewards: Sequence[float]
+
+
 class WireOutcome(TypedDict):
     """The outcome of a rollout. `reward` is a number, or numbers by name."""
 
     reward: float | Mapping[str, float] | None
     verdict: RolloutVerdict
     detail: str | None
+    turns: NotRequired[Sequence[WireTurnReward]]
+    tokens: NotRequired[Sequence[WireTokenRewards]]
 
 
 class SessionMetadata(TypedDict):
@@ -267,7 +283,12 @@ def outcome_json(outcome: SessionOutcome | None) -> WireOutcome | None:
     """A session's outcome as plain values; None if it has none."""
     if outcome is None:
         return None
-    return {"reward": outcome.reward, "verdict": outcome.verdict, "detail": outcome.detail}
+    told: WireOutcome = {"reward": outcome.reward, "verdict": outcome.verdict, "detail": outcome.detail}
+    if outcome.turns:
+        told["turns"] = [{"turn": node, "reward": reward} for node, reward in outcome.turns.items()]
+    if outcome.tokens:
+        told["tokens"] = [{"turn": node, "rewards": rewards.tolist()} for node, rewards in outcome.tokens.items()]
+    return told
 
 
 def _record(node: Node, request: Mapping[str, object]) -> Record:

@@ -138,6 +138,7 @@ def sample_meta(sample: Sample) -> dict[str, object]:
         "raw_log_probs": sample.raw_log_probs,
         "sampling_log_probs": sample.sampling_log_probs,
         **({"scores": sample.scores} if sample.scores else {}),
+        **({} if sample.token_rewards is None else {"token_rewards": sample.token_rewards}),
         "spec_info": {},
         "nulls": [name for name, replay in _replays(sample).items() if replay is None],
     }

@@ -112,6 +112,7 @@ class JsonSample(SampleFacts):
     rollout_routed_experts: Sequence[object] | None
     rollout_indexer_topk: Sequence[object] | None
     scores: NotRequired[Mapping[str, Sequence[Logprob]]]
+    token_rewards: NotRequired[Sequence[float]]
     token_texts: NotRequired[Sequence[str]]
     sampling_mask: NotRequired[Sequence[TokenIds | None]]
 
@@ -129,7 +130,8 @@ class Sample:
     tokens between them take no part. `turns` has a row for each turn. `routed_experts` [T - 1, layers, top_k] and
     `indexer_topk` [T - 1, K] are made by export/replay.py, or None. `num_prompt_tokens` and `num_cached_tokens` are
     sums over the turns, as the engine counted them. `outcome` is the session's, None if nobody has set it. `scores` [R]
-    by name are the asked for annotations', 0.0 where the mask is 0. `media` has a row for each medium in `tokens`.
+    by name are the asked for annotations', 0.0 where the mask is 0, and so are `token_rewards` [R]; None where the
+    outcome has no rewards of turns and tokens. `media` has a row for each medium in `tokens`.
     """
 
     tokens: "array[int]"
@@ -150,6 +152,7 @@ class Sample:
     indexer_topk: ReplayRows | None = field(default=None, compare=False)
     outcome: SessionOutcome | None = None
     metadata: Mapping[str, object] = field(default_factory=dict[str, object])
+    token_rewards: "array[float] | None" = None
     scores: "Mapping[str, array[float]]" = field(default_factory=dict[str, "array[float]"])
     media: Sequence[MediaRow] = ()
 
@@ -314,6 +317,8 @@ def to_json(sample: Sample, *, token_text: Callable[[int], str] | None = None, w
         body["scores"] = sample.scores
     if "media" in facts:
         body["media"] = facts["media"]
+    if sample.token_rewards is not None:
+        body["token_rewards"] = sample.token_rewards
     if token_text is not None:
         starts = range(0, len(sample.tokens), _PIECE_TEXTS)
         texts = ([token_text(id_) for id_ in sample.tokens[start : start + _PIECE_TEXTS]] for start in starts)

@@ -25,6 +25,7 @@ from stenograph.core.errors import (
 from stenograph.core.json_pieces import as_list
 from stenograph.core.json_types import Count, Hex32
 from stenograph.core.kinds import TRAINED_KINDS, StrandKind
+from stenograph.core.loaded import entry
 from stenograph.core.types import LogprobsKind
 from stenograph.dialects.sessions import (
     AbortRequest,
@@ -305,8 +306,10 @@ class SessionRoutes:
     )
     async def put_outcome(self, request: Request) -> Response:
         """`PUT /sessions/{id}/outcome`."""
-        await self._look(request)  # 404 comes before a body that is wrong
+        session = await self._look(request)  # 404 comes before a body that is wrong
         outcome = await decoded(request, decode_outcome, self.pool, self.max_body_bytes)
+        if outcome.turns or outcome.tokens:
+            entry("stenograph.export.credit:check_credit")(outcome, session.nodes)
         await put_outcome(self.manager.sessions, request.path_params["id"], outcome)
         return await self.get_outcome(request)
 

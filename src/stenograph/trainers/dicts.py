@@ -65,18 +65,26 @@ def _trajectory(group: str, number: int, make: Callable[[str, int], object] | No
 
 
 def _skyrl_rows(rollout: Rollout[T], trajectory: object, filler_id: int) -> list[dict[str, object]]:
-    """The rows of a rollout, at least one; the last has its reward."""
+    """The rows of a rollout, at least one; the last has its reward. Where turns or tokens have some, all rows have one
+    for each token, the rollout's on the last."""
     samples = [sample for sample in rollout.samples or () if sample.num_trained]
     rows = [_skyrl_row(sample) for sample in samples] or [_untrained(rollout, filler_id)]
     shared = {"trajectory_ids": trajectory, "trajectory_generation_times": rollout.seconds}
+    rewards: list[object] = [*[0.0] * (len(rows) - 1), number_of(rollout.reward) or 0.0]
+    if any(sample.token_rewards is not None for sample in samples):
+        by_token = [
+            np.zeros(one.response_length) if one.token_rewards is None else one.token_rewards for one in samples
+        ]
+        by_token[-1] = by_token[-1] + np.eye(1, len(by_token[-1]), len(by_token[-1]) - 1)[0] * rewards[-1]
+        rewards = [row.tolist() for row in by_token]
     return [
-        *({**row, **shared, "rewards": 0.0, "is_last_step": False} for row in rows[:-1]),
-        {**rows[-1], **shared, "rewards": number_of(rollout.reward) or 0.0, "is_last_step": True},
+        {**row, **shared, "rewards": reward, "is_last_step": row is rows[-1]}
+        for row, reward in zip(rows, rewards, strict=True)
     ]
 
 
 def _skyrl_row(sample: DecodedSample) -> dict[str, object]:
-    check_trainable(sample)
+    check_trainable(sample, places_rewards=True)
     return {
         "prompt_token_ids": sample.tokens[: sample.prompt_length].tolist(),
         "response_ids": sample.tokens[sample.prompt_length :].tolist(),
@@ -118,7 +126,7 @@ def _skyrl_metrics(out: Mapping[str, Sequence[object]]) -> dict[str, float]:
         return {}
     lengths = np.array([len(cast("Sequence[int]", row)) for row in out["response_ids"]])
     trained = np.array([sum(cast("Sequence[int]", row)) for row in out["loss_masks"]])
-    rewards = np.array(out["rewards"], float)
+    rewards = np.array([np.sum(cast("Sequence[float]", row)) for row in out["rewards"]], float)
     by_name = {"num_tokens": lengths, "assistant_tokens": trained}
     figures = {
         f"generate/{how}_{name}": float(getattr(np, numpy_name)(values))

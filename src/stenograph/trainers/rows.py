@@ -45,9 +45,9 @@ class WholeRows:
     temperatures: NDArray[np.float64]
 
 
-def whole(sample: DecodedSample, *, shows_images: bool = False) -> WholeRows:
+def whole(sample: DecodedSample, *, shows_images: bool = False, places_rewards: bool = False) -> WholeRows:
     """The sample's arrays over all of its tokens. Raises as `check_trainable`."""
-    check_trainable(sample, shows_images=shows_images)
+    check_trainable(sample, shows_images=shows_images, places_rewards=places_rewards)
     num_tokens, start = len(sample.tokens), sample.prompt_length
     mask = np.zeros(num_tokens, np.bool_)
     mask[start:] = sample.loss_mask != 0
@@ -96,13 +96,19 @@ def shifted(row: NDArray[Scalar]) -> NDArray[Scalar]:
     return row[1:]
 
 
-def check_trainable(sample: DecodedSample, *, shows_images: bool = False) -> None:
-    """Raise WrongRows if the sample's log-probabilities are of another distribution than a trainer recomputes, or of
-    images that these rows do not show it."""
+def check_trainable(sample: DecodedSample, *, shows_images: bool = False, places_rewards: bool = False) -> None:
+    """Raise WrongRows if the sample's log-probabilities are of another distribution than a trainer recomputes, or if it
+    has images, or rewards of turns or tokens, without a place in these rows."""
     if sample.media and not shows_images:
         raise WrongRows(
             f"a sample has {len(sample.media)} images, and this trainer's rows have no place for them: it would train"
             " on their tokens without their pixels. verl's have one (agent_loop_outputs, images=…)."
+        )
+    if sample.token_rewards is not None and not places_rewards:
+        raise WrongRows(
+            "a sample has rewards of turns or tokens, and this trainer's rows have one reward for a rollout: verl's"
+            " padded_batch and SkyRL have a place for them. To leave them out, pass dataclasses.replace(sample,"
+            " token_rewards=None)."
         )
     if sample.logprobs_kind is not None:
         raise WrongRows(

@@ -97,7 +97,8 @@ def padded_batch(
     """The tensors of a `DataProto` as NumPy: prompts padded on the left, responses on the right, to the lengths given
     or the longest. `DataProto.from_dict(tensors={name: torch.from_numpy(row) for name, row in batch.items()})`.
 
-    `rewards`, one for each sample, are `rm_scores` on the last token of its response. Raises WrongRows if a sample is
+    `rewards`, one for each sample, are `rm_scores` on the last token of its response, and those of turns and tokens on
+    theirs. Raises WrongRows if a sample is
     longer than the lengths, or has no response.
     """
     prompts = max(sample.prompt_length for sample in samples) if prompt_length is None else prompt_length
@@ -114,12 +115,14 @@ def padded_batch(
                 f" batch has room for {prompts} and {responses}, and no sample is without a response: pass max_seq_len"
                 " to session.samples"
             )
-        rows = whole(sample)
+        rows = whole(sample, places_rewards=True)
         input_ids[index, begin:end], attended[index, begin:end] = rows.tokens, 1
         mask[index, : sample.response_length] = sample.loss_mask
         nats[index, : sample.response_length] = sample.log_probs
         if index < len(rewards):
             scores[index, sample.response_length - 1] = rewards[index] or 0.0
+        if sample.token_rewards is not None:
+            scores[index, : sample.response_length] += sample.token_rewards
     batch: dict[str, NDArray[np.generic]] = {
         "prompts": input_ids[:, :prompts],
         "responses": input_ids[:, prompts:],
@@ -129,7 +132,8 @@ def padded_batch(
         "position_ids": np.maximum(np.cumsum(attended, axis=1) - 1, 0),
         "rollout_log_probs": nats,
     }
-    return batch | ({"rm_scores": scores} if rewards else {})
+    has_scores = rewards or any(sample.token_rewards is not None for sample in samples)
+    return batch | ({"rm_scores": scores} if has_scores else {})
 
 
 def _images(sample: DecodedSample, images: Mapping[str, object]) -> list[object]:

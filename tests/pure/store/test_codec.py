@@ -456,6 +456,12 @@ outcomes = st.builds(
     verdict=st.sampled_from(RolloutVerdict),
     reward=maybe(finite | st.dictionaries(texts, finite, max_size=3)),
     detail=maybe(texts),
+    turns=st.dictionaries(st.integers(0, 99), st.floats(allow_nan=False, allow_infinity=False), max_size=2),
+    tokens=st.dictionaries(
+        st.integers(0, 99),
+        st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=3).map(lambda row: array("d", row)),
+        max_size=2,
+    ),
 )
 
 
@@ -474,7 +480,7 @@ def test_no_field_of_a_stored_value_is_forgotten_by_the_codec() -> None:
         Tool: 3, ToolCall: 3, Replay: 3, PromptContext: 4,
         ParsedReply: 3, AppliedRewrite: 5, SamplingRules: 2,
         DropRule: 3, PinRule: 4, Canonical: 2, StrandOpened: 4, Remaining: 2, Label: 3, StageTimes: 13,
-        SessionOutcome: 3, ToolChoice: 2, ParseFault: 4, EngineTimes: 4, Finish: 2, WeightSpan: 3, TopLogprob: 2,
+        SessionOutcome: 5, ToolChoice: 2, ParseFault: 4, EngineTimes: 4, Finish: 2, WeightSpan: 3, TopLogprob: 2,
         ModelMark: 2, Grammar: 2, Day: 1, StatedOptions: 5, CacheSalt: 2,
     }  # fmt: skip
     assert {kind: len(fields_of(kind)) for kind in known} == known

@@ -1,6 +1,7 @@
 """The payloads of rows: a session's opening, a commit, an outcome. Pure."""
 
 import re
+from array import array
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -85,6 +86,8 @@ class _WrittenOutcome(msgspec.Struct, array_like=True, frozen=True, gc=False):
     reward: float | list[tuple[bytes, float]] | None
     detail: bytes | None
     idle_since: float | None = None
+    turns: dict[int, float] = {}  # older rows end before these
+    tokens: dict[int, bytes] = {}
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -196,7 +199,12 @@ def encode_outcome(outcome: SessionOutcome, *, idle_since: float | None = None) 
     written = [(text_written(name), one) for name, one in reward.items()] if isinstance(reward, Mapping) else reward
     return _ENCODER.encode(
         _WrittenOutcome(
-            verdict=outcome.verdict, reward=written, detail=maybe_written(outcome.detail), idle_since=idle_since
+            verdict=outcome.verdict,
+            reward=written,
+            detail=maybe_written(outcome.detail),
+            idle_since=idle_since,
+            turns=dict(outcome.turns),
+            tokens={node: rewards.tobytes() for node, rewards in outcome.tokens.items()},
         )
     )
 
@@ -218,6 +226,8 @@ def decode_outcome(payload: memoryview) -> SessionOutcome:
             verdict=RolloutVerdict(written.verdict),
             reward={text_read(name): value for name, value in reward} if isinstance(reward, list) else reward,
             detail=maybe_read(written.detail),
+            turns=written.turns,
+            tokens={node: array("d", rewards) for node, rewards in written.tokens.items()},
         )
     except (ValueError, TypeError) as error:
         raise RowDamaged(f"its content cannot be read: {error}") from error

@@ -1,0 +1,39 @@
+"""Rewards of single turns and tokens: checked against a session's turns, and placed in its samples. Pure."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
+
+from stenograph.core.errors import InvalidRequest
+from stenograph.core.outcome import SessionOutcome
+from stenograph.export.samples import Sample, SampleSet
+from stenograph.trajectory.turn import Node
+
+
+def check_credit(outcome: SessionOutcome, nodes: Sequence[Node]) -> None:
+    """Raise InvalidRequest for a reward of a turn that is not there, or of other tokens than it sampled."""
+    sizes = {node.id: len(node.turn.sampled.ids) for node in nodes}
+    for turn in (*outcome.turns, *outcome.tokens):
+        if turn not in sizes:
+            raise InvalidRequest(f"The session has no turn {turn}: its turns are {sorted(sizes)[:50]}.")
+    for turn, rewards in outcome.tokens.items():
+        if len(rewards) != sizes[turn]:
+            raise InvalidRequest(f"Turn {turn} sampled {sizes[turn]} tokens, and there are {len(rewards)} rewards.")
+
+
+def with_credit(made: SampleSet, outcome: SessionOutcome) -> SampleSet:
+    """Samples with the reward of each trained token: its own, and on a turn's last one in the sample the turn's too."""
+    return replace(made, samples=tuple(replace(one, token_rewards=_credit(one, outcome)) for one in made.samples))
+
+
+def _credit(sample: Sample, outcome: SessionOutcome) -> "array[float]":
+    first = len(sample.tokens) - sample.response_length
+    found = array("d", bytes(8 * sample.response_length))
+    for row in sample.turns:
+        start, end, node = row["start"] - first, row["end"] - first, row["node_id"]
+        if start == end or not sample.loss_mask[start]:
+            continue
+        if node in outcome.tokens:
+            found[start:end] = outcome.tokens[node][: end - start]
+        found[end - 1] += outcome.turns.get(node, 0.0)
+    return found
