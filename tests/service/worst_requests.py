@@ -572,7 +572,6 @@ TABLE = [
     ),
     Worst(name="not ascii", bodies=lambda: [chat(user("\u00e9" * (BODY_BYTES // 3)))]),
     Worst(name="chinese", bodies=lambda: [chat(user("春眠不觉晓，处处闻啼鸟。\n" * (BODY_BYTES // 38)))]),
-    Worst(name="one character", bodies=lambda: [chat(user("漢" * TEXT_CHARS))]),
     Worst(
         name="escapes of characters",
         bodies=lambda: [json.dumps({"messages": [user("\u00e9" * (BODY_BYTES // 7))]}).encode()],
