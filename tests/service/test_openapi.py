@@ -758,6 +758,15 @@ NOT_IN_THE_SCHEMA = (
     "Give abort_all or group, not both.",
     "abort_all must be true here, or group be given",
     "path must not contain NUL: ",
+    "An image is a data URI or an http URL",
+    "An image's source of type ",
+    "A data URI of an image must be base64",
+    "This server fetches no media by URL",
+    "Media of type ",
+    "The image is ",
+    "Images cannot be shown to a model of the family",
+    "A content part of type image_url cannot be shown",
+    "A content part of type 'image_url' cannot be shown",
 )
 """How a message begins that says why a request is refused which the schemas allow. The document says these in words."""
 
