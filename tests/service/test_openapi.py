@@ -767,6 +767,10 @@ NOT_IN_THE_SCHEMA = (
     "Images cannot be shown to a model of the family",
     "A content part of type image_url cannot be shown",
     "A content part of type 'image_url' cannot be shown",
+    "The tokens of images are not counted ahead",
+    "A content part of type 'input_image' cannot be shown to the model; only text can.",
+    "The engine scripted cannot be given an image",
+    "The model's chat template writes 0 ",
 )
 """How a message begins that says why a request is refused which the schemas allow. The document says these in words."""
 

@@ -34,6 +34,9 @@ def _may_be_forwarded(name: str) -> bool:
     return name not in _NOT_FORWARDED and not name.endswith(("api-key", "-token"))
 
 
+_PART = re.compile(r"\{\w+\}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyRoute:
     """The raw proxy of one server. `local` answers for engines without forwarding. `own_paths` are this server's own
@@ -54,8 +57,9 @@ class ProxyRoute:
         path = request.path_params["path"].rstrip("/")
         self._check(request, path)
         session = await self.manager.sessions.peek(request.path_params["id"])
-        if path in self.own_paths:
-            raise MethodNotAllowed(request.method, request.url.path, allowed=self.own_paths[path])
+        for own, methods in self.own_paths.items():
+            if re.fullmatch(_PART.sub("[^/]+", own), path):
+                raise MethodNotAllowed(request.method, request.url.path, allowed=methods)
         self._check_not_held(request, path)
         return await self._pass_on(request, path, affinity_key=session.id)
 

@@ -16,7 +16,7 @@ from stenograph.engine.base import Capabilities
 from stenograph.text.renderer import Renderer
 from stenograph.trajectory.history import Attachment
 
-TAKERS = ("vllm",)
+TAKERS = ("vllm", "sglang-generate")
 """Engines that take images."""
 
 

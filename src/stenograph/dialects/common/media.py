@@ -13,6 +13,9 @@ from stenograph.dialects.common.pointers import shown
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
 """Types of images taken by every engine's image library."""
 
+BASE64_TEXT = "([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{4}|[A-Za-z0-9+/]{2}[AEIMQUYcgkosw048]=|[A-Za-z0-9+/][AQgw]==)"
+"""A pattern of bytes in base64, at least one."""
+
 _OTHER_NAMES = {"image/jpg": "image/jpeg", "image/pjpeg": "image/jpeg"}
 _DATA_URI = re.compile(r"data:(?P<type>[^;,]*)(?P<more>(?:;[^;,]*)*),", re.IGNORECASE)
 _REMOTE = re.compile(r"https?://", re.IGNORECASE)

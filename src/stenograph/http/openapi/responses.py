@@ -5,6 +5,7 @@ A request's input and tools are bytes in its struct, decoded one by one; here ea
 
 from collections.abc import Sequence
 
+from stenograph.dialects.common.media import BASE64_TEXT, IMAGE_TYPES
 from stenograph.dialects.responses.items import (
     IMAGE,
     KINDS,
@@ -116,6 +117,6 @@ def _parts(types: Sequence[str], *, image: bool = False) -> Schema:
     text: Schema = {"properties": {"type": {"enum": list(types)}, "text": {"type": "string"}}, "required": ["text"]}
     kinds = [{**text, "not": {"required": ["image_url"]}}]
     if image:
-        url = {"type": "string", "pattern": "^([Dd][Aa][Tt][Aa]:|[Hh][Tt][Tt][Pp][Ss]?://)"}
+        url = {"type": "string", "pattern": f"^data:({'|'.join(IMAGE_TYPES)});base64,{BASE64_TEXT}$"}
         kinds.append({"properties": {"type": {"const": IMAGE}, "image_url": url}, "required": ["image_url"]})
     return {"type": "array", "items": {"allOf": [{"$ref": ref(ItemPart)}, {"anyOf": kinds}]}}

@@ -21,6 +21,7 @@ from stenograph.dialects.anthropic.fields import (
     WireToolResultBlock,
     WireToolUseBlock,
 )
+from stenograph.dialects.common.media import BASE64_TEXT, IMAGE_TYPES
 from stenograph.dialects.common.sampling import NOT_SAMPLING
 from stenograph.dialects.common.sampling_fields import FieldRules, Rule
 from stenograph.dialects.gemini.fields import CONFIG_FIELDS, GEMINI_FIELDS, STRUCT_AT, NotShown
@@ -91,6 +92,7 @@ def components(kinds: Iterable[type], shapes: Iterable[type], described: Describ
     _narrow_message(schemas["Message"])
     _narrow_gemini(schemas)
     _narrow_part(schemas["ContentPart"])
+    _narrow_source(schemas["ImageSource"])
     _require(schemas["Tool"], "function")
     _describe_bytes(schemas, described.vocab_size)
     _describe_sent(schemas)
@@ -286,11 +288,27 @@ def _require(schema: Schema, name: str) -> None:
 # --- Gemini's requests
 
 _TEXT: Schema = {"text": {"type": "string"}}
+_IMAGE: Schema = {"inlineData": {"$ref": "#/components/schemas/Blob"}}
 _CALL: Schema = {"functionCall": {"$ref": "#/components/schemas/FunctionCall"}}
 _RESULT: Schema = {"functionResponse": {"$ref": "#/components/schemas/FunctionResponse"}}
 _ON_ANY_PART: Schema = {"thoughtSignature": {}, "partMetadata": {}}
 _NO_THOUGHT: Schema = {"thought": {"enum": [False, None]}}
 _MAYBE_THOUGHT: Schema = {"thought": {"type": ["boolean", "null"]}}
+
+
+def _narrow_source(source: Schema) -> None:
+    """Add the fields that an image's source of each type has."""
+    shapes: dict[str, dict[str, Schema]] = {
+        "base64": {"media_type": {"enum": list(IMAGE_TYPES)}, "data": BASE64},
+        "url": {"url": {"type": "string", "pattern": f"^data:({'|'.join(IMAGE_TYPES)});base64,{BASE64_TEXT}$"}},
+    }
+    source["anyOf"] = [
+        {"properties": {"type": {"const": kind}, **fields}, "required": list(fields)} for kind, fields in shapes.items()
+    ]
+
+
+BASE64: Schema = {"type": "string", "pattern": f"^{BASE64_TEXT}$"}
+"""Bytes, at least one."""
 
 
 def _narrow_gemini(schemas: dict[str, Schema]) -> None:
@@ -307,13 +325,22 @@ def _narrow_gemini(schemas: dict[str, Schema]) -> None:
     calling["mode"] = {"enum": ["MODE_UNSPECIFIED", "AUTO", "ANY", "NONE", None]}
     text_only = _part(_TEXT | _NO_THOUGHT)
     schemas["SystemInstruction"]["properties"]["parts"]["items"] = text_only
-    schemas["Part"]["anyOf"] = [{"required": list(one)} for one in (_TEXT, _CALL, _RESULT)]
+    schemas["Part"]["anyOf"] = [{"required": list(one)} for one in (_TEXT, _IMAGE, _CALL, _RESULT)]
+    schemas["Blob"]["properties"] |= {"mimeType": {"enum": list(IMAGE_TYPES)}, "data": BASE64}
+    schemas["FunctionResponse"]["properties"]["parts"] = {
+        "anyOf": [{"type": "array", "items": _part(_IMAGE | _NO_THOUGHT)}, _NULL]
+    }
     user, model = ["user", "function", None], ["model"]
     schemas["Content"] = {
         "title": "Content",
         "description": schemas["Content"]["description"],
         "anyOf": [
-            _content("UserContent", user, [text_only, _part(_RESULT | _NO_THOUGHT)], required=["parts"]),
+            _content(
+                "UserContent",
+                user,
+                [text_only, _part(_IMAGE | _NO_THOUGHT), _part(_RESULT | _NO_THOUGHT)],
+                required=["parts"],
+            ),
             _content("ModelContent", model, [_part(_TEXT | _MAYBE_THOUGHT), _part(_CALL | _MAYBE_THOUGHT)]),
         ],
     }
