@@ -47,6 +47,10 @@ def expansion_length(image: bytes) -> int:
     return 1 + image[-1] % 16
 
 
+def _as_it_is(ids: list[int], ranges: list[Range]) -> tuple[list[int], list[Range]]:
+    return ids, ranges
+
+
 class VLLMServer(PlannedServer):
     """A vLLM server.
 
@@ -70,7 +74,7 @@ class VLLMServer(PlannedServer):
         scores: Callable[[Sequence[int]], Sequence[float]] = made_up_scores,
         answers: Callable[[AskedRequest], ReplyScript] | None = None,
         image_token: int | None = None,
-        report: Callable[[list[int], list[Range]], tuple[list[int], list[Range]]] = lambda *told: told,
+        report: Callable[[list[int], list[Range]], tuple[list[int], list[Range]]] = _as_it_is,
     ) -> None:
         super().__init__(unplanned=ReplyScript(ids=(111, 107)), answers=answers, routes=None, remembers=True)
         self.scale_out = scale_out

@@ -158,7 +158,7 @@ class Detokenize(msgspec.Struct, forbid_unknown_fields=True):
     model: str | None = None
 
 
-Rewards = TypeVar("Rewards", TurnReward, TokenRewards)
+Rewards = TypeVar("Rewards", bound=TurnReward | TokenRewards)
 
 _CREATE = msgspec.json.Decoder(CreateSession)
 _OUTCOME = msgspec.json.Decoder(PutOutcome)
