@@ -249,3 +249,49 @@ async def test_parts_that_are_no_images_are_refused_where_they_stand(rig: Rig) -
     system = {"role": "system", "content": [part(1)]}
     assert refused(await rig.chat(session, system, user("a"))) == "/messages/0/content/0/type"
     assert rig.vllm.requests == []
+
+
+async def seen(rig: Rig, session: str) -> Answer:
+    rig.says("seen")
+    return await rig.chat(session, sees(text("a"), part(1)))
+
+
+async def test_a_line_with_images_is_not_scored_without_them(rig: Rig) -> None:
+    session = await rig.session()
+    assert (await seen(rig, session)).status == 200
+    num_asked = len(rig.vllm.requests)
+    for wanted in ({}, {"prompt": "another"}, {"tokens": ["y"]}):
+        answer = await rig.call("POST", f"/sessions/{session}/scores", wanted)
+        assert answer.status == 400, answer.body
+        assert "image" in answer.json()["error"]["message"]
+    assert len(rig.vllm.requests) == num_asked
+
+
+async def test_a_prompt_of_ids_does_not_go_on_with_a_line_of_images(rig: Rig) -> None:
+    session = await rig.session()
+    assert (await seen(rig, session)).status == 200
+    asked = rig.vllm.requests[-1].json["token_ids"]
+    line = [*asked, *rig.renderer.tokenizer.encode("seen"), END]
+    rig.says("more")
+    prompt = {"model": "m", "prompt": [*line, 5, 6]}
+    answer = await rig.call("POST", f"/sessions/{session}/v1/completions", prompt)
+    assert answer.status == 400, answer.body
+    assert "image" in answer.json()["error"]["message"]
+    assert len(await rig.records(session)) == 1
+
+
+async def test_a_prompt_with_images_is_not_truncated(rig: Rig) -> None:
+    chat = {"messages": [sees(text("a"), part(1))], "truncate_prompt_tokens": 3}
+    answer = await rig.call("POST", "/v1/chat/completions", chat)
+    assert refused(answer) == "/truncate_prompt_tokens"
+    assert rig.vllm.requests == []
+
+
+async def test_arrow_samples_name_their_images(rig: Rig) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    session = await rig.session()
+    assert (await seen(rig, session)).status == 200
+    (sample,) = await samples(rig, session)
+    answer = await rig.call("POST", f"/sessions/{session}/samples", {"format": "arrow"})
+    (row,) = pyarrow.ipc.open_stream(answer.body).read_all().to_pylist()
+    assert row["media"] == sample["media"]

@@ -65,6 +65,7 @@ def _messages(samples: Sequence[Sample], described: Mapping[str, object]) -> Ite
 
 
 def _batch(pa: Any, samples: Sequence[Sample]) -> Any:
+    medium = pa.struct([("sha256", pa.string()), ("kind", pa.string()), ("start", pa.int64()), ("length", pa.int64())])
     span = pa.struct([("version", pa.string()), ("start", pa.int64()), ("end", pa.int64())])
     described = [describe(sample) for sample in samples]
     experts = [_int32(sample.routed_experts) for sample in samples]
@@ -81,6 +82,7 @@ def _batch(pa: Any, samples: Sequence[Sample]) -> Any:
             pa.map_(pa.string(), pa.list_(pa.float64())),
         ),
         "token_rewards": _lists(pa, [_maybe_numpy(sample.token_rewards) for sample in samples], pa.float64()),
+        "media": pa.array([row.get("media") for row in described], pa.list_(medium)),
         "logprobs_kind": pa.array([sample.logprobs_kind for sample in samples], pa.string()),
         "rollout_routed_experts": _lists(pa, experts, pa.int32(), depth=3),
         "rollout_indexer_topk": _lists(pa, chosen, pa.int32(), depth=2),

@@ -139,6 +139,8 @@ class ScoreDesk:
         lines = [whole_line(end, max_trim_tokens=most) for end in ends if end is not None]
         if not any(part.num_sampled for line in lines for part in line.parts):
             raise InvalidRequest("There is no turn with sampled tokens to score.", param="/strand")
+        if any(line.leaf.media for line in lines):  # their effective ids say nothing to a model without the pictures
+            raise InvalidRequest("Lines with images are not scored: a pass over ids alone would not show them.")
         return lines
 
     def _prompt(self, line: SampleLine, wire: ScoreRequestBody) -> "array[int] | None":

@@ -76,6 +76,11 @@ class CompletionPromptBuilder:
         """The ids as they are."""
         assert self._ids is not None, "a turn is positioned before it is rendered"
         ids, parent = self._ids, attachment.parent
+        if parent is not None and parent.media:
+            raise InvalidRequest(
+                "The prompt goes on with a line of images, and ids bring none: go on with it as a chat.",
+                blame=self.prompt_blame,
+            )
         prompt, at_hand = Prompt.of(ids, num_kept=parent.num_tokens if parent else 0), self.strand.line.text_of(parent)
         if not self._capabilities.takes_json:
             return prompt

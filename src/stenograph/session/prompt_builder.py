@@ -247,6 +247,11 @@ class ChatPromptBuilder:
         if parent is None and not bridge.ids:
             raise UnrenderableMessage("The model's chat template writes nothing for these messages: no prompt is left.")
         if self._request.truncation is not None:  # there is no line: a session keeps its ids
+            if self._request.media:
+                raise InvalidRequest(
+                    "truncate_prompt_tokens is not for a chat with images: ids that are left out may be their places.",
+                    blame=Blame(RequestPart.TRUNCATION),
+                )
             return await self._truncated(bridge.ids)
         num_trimmed = bridge.num_trimmed
         at_hand = self.strand.line.text_of(parent, num_trimmed)

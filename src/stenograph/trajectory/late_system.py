@@ -54,6 +54,8 @@ class _Conversation:
         self._place = start + len(request.gaps)
         self._texts: list[str] = []
         """The texts joined into the last message, if more than its own."""
+        self._num_before = 0
+        """Characters of reminders in front of the last message's own text, and so of its media."""
         self._held: list[str] = []
         """Reminders waiting for the message after a reply."""
         self._rewrites: list[AppliedRewrite] = []
@@ -103,6 +105,7 @@ class _Conversation:
         if self._held and message.role in (Role.USER, Role.TOOL):
             own, held = message.content or "", self._held
             self._texts = [*held, own] if message.role is Role.USER else [own, *held]
+            self._num_before = sum(len(one) + len(_BETWEEN) for one in held) if message.role is Role.USER else 0
             self._gaps += [len(self._messages)] * len(held)
             self._held = []
         self._let_go()
@@ -111,8 +114,10 @@ class _Conversation:
     def _close(self) -> None:
         """Write the joined texts into the last message."""
         if self._texts:
-            self._messages[-1] = replace(self._messages[-1], content=_BETWEEN.join(self._texts))
-            self._texts = []
+            last, num_before = self._messages[-1], self._num_before
+            media = tuple(replace(one, at=one.at + num_before) for one in last.media) if num_before else last.media
+            self._messages[-1] = replace(last, content=_BETWEEN.join(self._texts), media=media)
+            self._texts, self._num_before = [], 0
 
     def _let_go(self) -> None:
         """Make a user's message of the waiting reminders."""

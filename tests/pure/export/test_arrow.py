@@ -46,7 +46,7 @@ def test_every_row_equals_the_sample_in_json(new_session: NewSession, replay_tex
     for row, sample in zip(rows, made.samples, strict=True):
         expected = json.loads(b"".join(json_pieces(to_json(sample))))
         expected.setdefault("logprobs_kind", None)
-        for name in ("scores", "token_rewards"):
+        for name in ("media", "scores", "token_rewards"):
             expected.setdefault(name, None)
         assert row.pop("supports") == [None] * len(expected["turns"])
         for name in ("metadata", "prefix_cache_info", "turns"):

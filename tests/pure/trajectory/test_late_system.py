@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ChatRequest, KnownMessages, TextPrint
-from stenograph.core.messages import Message, Role, ToolCall
+from stenograph.core.messages import MediaKind, MediaRef, Message, PlacedMedia, Role, ToolCall
 from stenograph.dialects.openai.spelling import OpenAISpelling
 from stenograph.trajectory.late_system import LATE_SYSTEM, with_reminders
 
@@ -190,3 +190,15 @@ def test_32768_late_messages_make_one_text_and_no_square_of_it() -> None:
     (only,) = mapped(messages)
     assert only.content is not None
     assert only.content.count("</system-reminder>") == 32767
+
+
+def test_an_image_keeps_its_place_in_the_text_behind_reminders() -> None:
+    ref = MediaRef(sha256="0" * 64, kind=MediaKind.IMAGE, media_type="image/png", num_bytes=1)
+    shown = Message(role=Role.USER, content="ab", media=(PlacedMedia(at=1, ref=ref), PlacedMedia(at=2, ref=ref)))
+    late = [system("x"), system("yy")]
+    before = "".join(f"{reminder(text)}\n\n" for text in ("x", "yy"))
+    *_, last = mapped([user("q"), said("r"), *late, shown, system("z")])
+    assert last.content == f"{before}ab\n\n{reminder('z')}"
+    assert [one.at - len(before) for one in last.media] == [1, 2]
+    *_, last = mapped([user("q"), said("r"), user("p"), shown, system("z")])
+    assert [one.at for one in last.media] == [1, 2]
