@@ -15,6 +15,7 @@ from stenograph.core.types import Chunk, Prompt, PromptMedia, RequestId, Samplin
 from stenograph.engine.base import GenerateRequest
 from stenograph.engine.http.adapter import AdapterOptions
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
+from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.engine.sglang.generate import SGLangGenerate
 from tests.store_laws import medium
 
@@ -30,12 +31,14 @@ IDS = (104, 105, 7)
 
 @asynccontextmanager
 async def engine_of(
-    reports: Callable[[list[int]], list[int] | None] = lambda ids: ids, image_token: int | None = PAD
+    reports: Callable[[list[int]], list[int] | None] = lambda ids: ids,
+    image_token: int | None = PAD,
+    adapter: type[SGLangChat | SGLangGenerate] = SGLangGenerate,
 ) -> AsyncIterator[tuple[HttpEngine, SGLangServer]]:
     async with SGLangServer(image_token=image_token, reports=reports) as server:
         server.plan(ReplyScript(ids=IDS, matched=7))
         options = HttpEngineOptions(url=server.url)
-        engine = HttpEngine(options, SGLangGenerate(AdapterOptions(model="m", vocab_size=VOCAB)))
+        engine = HttpEngine(options, adapter(AdapterOptions(model="m", vocab_size=VOCAB)))
         await engine.start()
         try:
             yield engine, server
@@ -115,6 +118,12 @@ async def test_ids_that_sglang_tokenized_again_do_not_collapse_to_the_prompt(
 
 async def test_an_sglang_of_a_model_without_images_takes_none() -> None:
     async with engine_of(image_token=None) as (engine, _):
+        assert not engine.capabilities.media
+
+
+async def test_an_sglang_that_writes_the_replies_takes_none() -> None:
+    """Its chat route gets ids without images, and would answer as if there were none."""
+    async with engine_of(adapter=SGLangChat) as (engine, _):
         assert not engine.capabilities.media
 
 

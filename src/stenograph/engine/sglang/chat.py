@@ -105,7 +105,14 @@ class SGLangChat(EngineAdapter):
 
     def _own_capabilities(self) -> Capabilities:
         streams = self._native.streams_chats and not self._note
-        return replace(self._native.capabilities, engine="sglang", streams=streams, parses=True, note=self._note)
+        return replace(
+            self._native.capabilities,
+            engine="sglang",
+            streams=streams,
+            parses=True,
+            note=self._note,
+            media=frozenset(),  # its chats go as ids alone
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
