@@ -8,11 +8,13 @@ import pytest
 
 from standins.planned_server import ReplyScript
 from standins.sglang_server import SGLangServer
+from stenograph.core.clock import SystemClock
 from stenograph.core.errors import UpstreamInvalid
 from stenograph.core.media import new_expansions
 from stenograph.core.messages import MediaKind
 from stenograph.core.types import Chunk, Prompt, PromptMedia, RequestId, SamplingParams, token_ids
 from stenograph.engine.base import GenerateRequest
+from stenograph.engine.fleet.fleet import Fleet, FleetMember
 from stenograph.engine.http.adapter import AdapterOptions
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.sglang.chat import SGLangChat
@@ -125,6 +127,25 @@ async def test_an_sglang_that_writes_the_replies_takes_none() -> None:
     """Its chat route gets ids without images, and would answer as if there were none."""
     async with engine_of(adapter=SGLangChat) as (engine, _):
         assert not engine.capabilities.media
+
+
+@pytest.mark.parametrize("absent_first", [False, True])
+async def test_a_fleet_with_an_engine_that_is_not_up_yet_starts_and_takes_no_images(absent_first: bool) -> None:
+    """What an absent engine takes is not known, and is no difference that stops the start."""
+    async with SGLangServer(image_token=PAD) as server:
+        options = AdapterOptions(model="m", vocab_size=VOCAB)
+        urls = [server.url, "http://127.0.0.1:1"]
+        members = [
+            FleetMember(name=url, engine=HttpEngine(HttpEngineOptions(url=url), SGLangGenerate(options)))
+            for url in (reversed(urls) if absent_first else urls)
+        ]
+        fleet = Fleet(members, clock=SystemClock())
+        await fleet.start()
+        try:
+            assert not fleet.capabilities.media
+            assert fleet.members[server.url].capabilities.media == {MediaKind.IMAGE}
+        finally:
+            await fleet.aclose()
 
 
 async def test_a_version_that_reports_no_prompt_is_seen() -> None:

@@ -46,7 +46,7 @@ MAX_SESSIONS = 2**15
 TRIAL_S = 10.0  # longer than a connection takes to fail, as a rule (`connect_timeout`)
 DRAIN_LOOK_S = 0.05  # between two looks at whether an engine that leaves is idle
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-_MAY_DIFFER = {"max_context_tokens", "streams", "reports_support", "grammars", "note", "policy"}
+_MAY_DIFFER = {"max_context_tokens", "streams", "reports_support", "grammars", "media", "note", "policy"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +130,7 @@ class Fleet(Engine):
         self._posts = [_MemberState(one.name, one.engine, Trust(trial_s=trial_s), one.url) for one in members]
         self._clock = clock
         self._healths = [member.engine.health() for member in members]
+        self._known: dict[str, Capabilities] = {}
         self._common: Capabilities | None = None
         self._turns: dict[RequestId, _FleetTurn] = {}
         self._sessions: OrderedDict[str, _SessionPlace] = OrderedDict()
@@ -241,7 +242,9 @@ class Fleet(Engine):
 
     def _count_anew(self) -> None:
         self._healths = [post.engine.health() for post in self._posts]
-        self._common = common_capabilities({post.name: post.engine.capabilities for post in self._posts})
+        known = {post.name: post.engine.capabilities for post in self._posts}
+        if known != self._known:
+            self._known, self._common = known, common_capabilities(known)
 
     async def aclose(self) -> None:
         """Close all, whatever becomes of one. Raises the first error, if there is any."""
@@ -458,6 +461,7 @@ def common_capabilities(members: Mapping[str, Capabilities]) -> Capabilities:
         streams=all(told.streams for told in members.values()),
         reports_support=all(told.reports_support for told in members.values()),
         grammars=frozenset[GrammarKind].intersection(*(told.grammars for told in members.values())),
+        media=first.media.intersection(*(told.media for told in members.values())),
         note="; ".join(f"{name}: {told.note}" for name, told in members.items() if told.note),
     )
 
