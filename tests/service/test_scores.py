@@ -240,6 +240,8 @@ async def test_an_engine_of_a_fleet_is_named_by_its_address(renderer: Renderer) 
         assert (await both[0].chat(session, user("a"))).status == 200
         await scored(both[0], session, engine="e1")
         assert [len(engine.scored) for engine in engines] == [0, 1]
+        other = await scored(both[0], session, engine="e0")  # of one model's name, and perhaps of other weights
+        assert (other["was_scored"], [len(engine.scored) for engine in engines]) == (False, [1, 1])
         refused = await both[0].call("POST", f"/sessions/{session}/scores", {"engine": "e2"})
         assert "engine is one of e0, e1" in refused.json()["error"]["message"]
 

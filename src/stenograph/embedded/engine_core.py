@@ -276,6 +276,7 @@ class EngineCore:
 
     def _follow_plan(self) -> list[tuple[Sequence, int]]:
         """Carry out the plan. Returns each sequence to compute and how many of its tokens; it has the blocks."""
+        self._hold_scores()
         planned = plan(self._candidates(), [self._seen_running(one) for one in self._running], self._budget())
         for key in planned.preempted:
             self._preempt(self._by_id[key])
@@ -283,6 +284,16 @@ class EngineCore:
             self._admit(self._by_id[key])
         assert planned.shares or planned.preempted or not self._running, f"{self!r} would stand still"
         return [self._with_blocks(share) for share in planned.shares]
+
+    def _hold_scores(self) -> None:
+        """Take the blocks of running requests for scores, as long as one for tokens could begin: half a line scored is
+        kept, and a prompt behind a whole one would wait for its end."""
+        if not self._running or not isinstance(self._running[-1], ForcedSequence):  # they are the youngest
+            return
+        first = next((one for one in self._waiting if one.grammar is None or one.guide is not None), None)
+        if first is not None and not isinstance(first, ForcedSequence):
+            for sequence in [one for one in self._running if isinstance(one, ForcedSequence)]:
+                self._preempt(sequence)
 
     def _candidates(self) -> Iterator[Waiting[RequestId]]:
         """Requests that could begin, in order. Each is looked up in the KV only when the plan reaches it."""

@@ -187,4 +187,10 @@ class ScoreDesk:
 def _facts(engine: Engine, wire: ScoreRequestBody, version: str | None) -> Mapping[str, object]:
     """The facts beside ids that scores depend on."""
     told = engine.capabilities
-    return {"model": told.model, "policy": wire.policy, "version": version, "top_k": wire.top_k}
+    return {
+        "engine": wire.engine,
+        "model": told.model,
+        "policy": wire.policy,
+        "version": version,
+        "top_k": wire.top_k,
+    }

@@ -67,6 +67,18 @@ def test_requests_for_tokens_go_before_scores_that_came_first(bench: Benches) ->
     assert ends == ["turn", "scores"]
 
 
+@pytest.mark.parametrize("max_batch", [1, 4])
+def test_a_request_for_tokens_does_not_wait_for_the_end_of_running_scores(bench: Benches, max_batch: int) -> None:
+    engine = bench(max_batch=max_batch, step_tokens=8)
+    engine.add("scores", LINE, score_from=1)
+    engine.step()
+    engine.add("turn", [5] * 6, max_tokens=1)
+    engine.step()
+    assert list(engine.chunks) == ["turn"]
+    engine.run()
+    assert len(engine.chunks["scores"][0].ids) == len(LINE) - 1
+
+
 def test_scores_are_of_one_version_however_often_weights_come(loaded: Loaded) -> None:
     core = ledger_core(EngineLimits(max_batch=2, kv_tokens=128, step_tokens=8))
     line = [index % VOCAB for index in range(40)]
