@@ -1,6 +1,5 @@
 """Media by URL come from named hosts of the public internet alone, whole, within bounds, and without a redirect."""
 
-import base64
 import socket
 from collections.abc import AsyncIterator
 from ipaddress import ip_address
@@ -10,10 +9,12 @@ from aiohttp import web
 
 from stenograph.core.errors import InvalidRequest
 from stenograph.http.fetch_media import CheckedResolver, MediaFetcher, NotPublic, is_public
+from tests.store_laws import medium
 
 pytestmark = pytest.mark.timeout(60)
 
 PICTURE = b"\x89PNG" * 1000
+MOST = 2**20
 
 
 @pytest.fixture
@@ -46,10 +47,21 @@ async def pictures() -> AsyncIterator[str]:
 
 
 async def test_a_picture_of_a_named_host_is_fetched_whole(pictures: str) -> None:
-    fetcher = MediaFetcher(["localhost"], allows=lambda _: True)
+    fetcher = MediaFetcher(["localhost"], most_bytes=MOST, allows=lambda _: True)
     url = f"{pictures}/a.png"
     fetched = await fetcher.fetch({url: "/messages/0"}, max_bytes=len(PICTURE))
-    assert fetched == {url: ("image/png", base64.b64encode(PICTURE).decode())}
+    assert fetched == {url: medium(PICTURE, "image/png")}
+
+
+async def test_the_pictures_of_a_request_are_bounded_together_as_its_body_is(pictures: str) -> None:
+    places = {f"{pictures}/a.png?{number}": f"/messages/{number}" for number in range(4)}
+    for most_bytes, is_taken in ((4 * len(PICTURE), True), (4 * len(PICTURE) - 1, False)):
+        fetcher = MediaFetcher(["localhost"], most_bytes=most_bytes, allows=lambda _: True)
+        if is_taken:
+            assert len(await fetcher.fetch(places, max_bytes=len(PICTURE))) == 4
+            continue
+        with pytest.raises(InvalidRequest, match="--max-body-bytes"):
+            await fetcher.fetch(places, max_bytes=len(PICTURE))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +69,7 @@ async def test_a_picture_of_a_named_host_is_fetched_whole(pictures: str) -> None
     [("/to", "status 302"), ("/absent", "status 404"), ("/endless", "more than 4000 bytes")],
 )
 async def test_nothing_else_is_taken(pictures: str, path: str, said: str) -> None:
-    fetcher = MediaFetcher(["localhost"], allows=lambda _: True)
+    fetcher = MediaFetcher(["localhost"], most_bytes=MOST, allows=lambda _: True)
     with pytest.raises(InvalidRequest, match=said) as refused:
         await fetcher.fetch({pictures + path: "/messages/0/content/1"}, max_bytes=4000)
     assert refused.value.param == "/messages/0/content/1"
@@ -65,7 +77,7 @@ async def test_nothing_else_is_taken(pictures: str, path: str, said: str) -> Non
 
 async def test_a_name_that_means_this_machine_is_not_connected_to(pictures: str) -> None:
     with pytest.raises(InvalidRequest, match="not an address of the public internet"):
-        await MediaFetcher(["localhost"]).fetch({f"{pictures}/a.png": "/x"}, max_bytes=9)
+        await MediaFetcher(["localhost"], most_bytes=MOST).fetch({f"{pictures}/a.png": "/x"}, max_bytes=9)
     with pytest.raises(NotPublic):
         await CheckedResolver(is_public).resolve("localhost", 80, socket.AF_INET)
 
@@ -85,7 +97,7 @@ async def test_a_name_that_means_this_machine_is_not_connected_to(pictures: str)
     ],
 )
 async def test_a_url_of_another_host_is_refused_before_anything_is_asked(url: str) -> None:
-    fetcher = MediaFetcher(["pictures.example", "127.0.0.1", "::1", "::ffff:127.0.0.1"])
+    fetcher = MediaFetcher(["pictures.example", "127.0.0.1", "::1", "::ffff:127.0.0.1"], most_bytes=MOST)
     with pytest.raises(InvalidRequest):
         await fetcher.fetch({url: "/x"}, max_bytes=9)
 

@@ -60,12 +60,12 @@ class MediaItem(Struct, frozen=True, kw_only=True, gc=False):
 
 class MediaLimits(Struct, frozen=True, kw_only=True, gc=False):
     """Limits of a request's media: the bytes of each, and their number. `fetches`: URLs of other servers are taken;
-    `fetched` are the media type and the base64 text of those fetched so far."""
+    `fetched` are those fetched so far, with the media types that their servers told."""
 
     max_bytes: int = 20 * 2**20
     max_items: int = 256
     fetches: bool = False
-    fetched: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
+    fetched: Mapping[str, MediaItem] = field(default_factory=dict[str, MediaItem])
 
 
 MEDIA_LIMITS = MediaLimits()

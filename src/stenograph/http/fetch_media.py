@@ -1,10 +1,12 @@
 """Fetches media that a request names by URL, from the hosts of --fetch-media. Loaded with the first such request.
 
 The laws: only a named host; only addresses of the public internet, checked where the connection goes, so that a name
-cannot mean another address a moment later; no redirect is followed; bytes and time are bounded.
+cannot mean another address a moment later; no redirect is followed; bytes and time are bounded, those of all media of a
+request together as those of a request are.
 """
 
 import asyncio
+import hashlib
 import socket
 from collections.abc import Awaitable, Callable, Collection
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
@@ -16,6 +18,7 @@ from msgspec.structs import replace
 
 from stenograph.core.base64_text import encoded
 from stenograph.core.errors import InvalidRequest
+from stenograph.core.messages import MediaItem, MediaKind, MediaRef
 from stenograph.dialects.base import Decoded, Incoming
 from stenograph.dialects.common.media import MediaWanted
 from stenograph.dialects.common.pointers import shown
@@ -26,9 +29,6 @@ MAX_AT_ONCE = 8
 
 Address = IPv4Address | IPv6Address
 _NAT64 = IPv6Network("64:ff9b::/32")
-
-Fetched = tuple[str, str]
-"""A media type, and bytes in base64."""
 
 
 class NotPublic(OSError):
@@ -81,10 +81,14 @@ class CheckedResolver(AbstractResolver):
 
 
 class MediaFetcher:
-    """Fetches for one server. `allows` says which addresses may be connected to."""
+    """Fetches for one request. `most_bytes` are those of all media together; `allows` says which addresses may be
+    connected to."""
 
-    def __init__(self, hosts: Collection[str], *, allows: Callable[[Address], bool] = is_public) -> None:
+    def __init__(
+        self, hosts: Collection[str], *, most_bytes: int, allows: Callable[[Address], bool] = is_public
+    ) -> None:
         self._hosts = frozenset(hosts)
+        self._most_bytes = self._num_left = most_bytes
         self._allows = allows
 
     def __repr__(self) -> str:
@@ -99,7 +103,7 @@ class MediaFetcher:
         fetched = await self.fetch(urls, max_bytes=incoming.media.max_bytes)
         return await decode(replace(incoming, media=replace(incoming.media, fetched=fetched)))
 
-    async def fetch(self, places: dict[str, str], *, max_bytes: int) -> dict[str, Fetched]:
+    async def fetch(self, places: dict[str, str], *, max_bytes: int) -> dict[str, MediaItem]:
         """The media behind URLs, each with its place in the request. Raises InvalidRequest: the first that fails."""
         for url, at in places.items():
             self._check(url, at)
@@ -134,28 +138,35 @@ class MediaFetcher:
         if not self._allows(address):
             raise InvalidRequest(f"{host} is not an address of the public internet.", param=at)
 
-    async def _one(self, session: aiohttp.ClientSession, url: str, at: str, max_bytes: int) -> Fetched:
+    async def _one(self, session: aiohttp.ClientSession, url: str, at: str, max_bytes: int) -> MediaItem:
         try:
             async with session.get(url, allow_redirects=False) as answer:
                 if answer.status != 200:
                     raise InvalidRequest(f"{shown(url)} was answered with status {answer.status}.", param=at)
-                content = await _read(answer, max_bytes)
-                if content is None:
-                    raise InvalidRequest(
-                        f"The image at {shown(url)} has more than {max_bytes} bytes (--max-media-bytes).", param=at
-                    )
+                content = await self._read(answer, max_bytes, at)
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
             reason = str(cause) or f"no answer within {FETCH_S:g} s"
             raise InvalidRequest(f"{shown(url)} cannot be fetched: {reason}.", param=at) from error
-        return answer.content_type, (await asyncio.to_thread(encoded, content)).decode()
+        return await asyncio.to_thread(_item, content, answer.content_type)
+
+    async def _read(self, answer: aiohttp.ClientResponse, max_bytes: int, at: str) -> bytes:
+        """The bytes of an answer. Raises InvalidRequest where there are too many."""
+        content = bytearray()
+        async for piece in answer.content.iter_chunked(64 * 1024):
+            content += piece
+            self._num_left -= len(piece)
+            if len(content) > max_bytes:
+                what = f"The image at {shown(str(answer.url))} has more than {max_bytes} bytes (--max-media-bytes)."
+                raise InvalidRequest(what, param=at)
+            if self._num_left < 0:
+                what = f"The images fetched for a request have at most {self._most_bytes} bytes (--max-body-bytes)."
+                raise InvalidRequest(what, param=at)
+        return bytes(content)
 
 
-async def _read(answer: aiohttp.ClientResponse, max_bytes: int) -> bytes | None:
-    """The bytes of an answer; None: there are more than these."""
-    content = bytearray()
-    async for piece in answer.content.iter_chunked(64 * 1024):
-        content += piece
-        if len(content) > max_bytes:
-            return None
-    return bytes(content)
+def _item(content: bytes, media_type: str) -> MediaItem:
+    """Work for a thread: the hash and the base64 of megabytes."""
+    sha256 = hashlib.sha256(content).hexdigest()
+    ref = MediaRef(sha256=sha256, kind=MediaKind.IMAGE, media_type=media_type, num_bytes=len(content))
+    return MediaItem(ref=ref, base64=encoded(content))

@@ -139,7 +139,9 @@ class TurnRoute:
                 media=self.media,
             )
             if self.media.fetches:
-                fetcher = entry("stenograph.http.fetch_media:MediaFetcher")(self.core.settings.fetch_media)
+                most_bytes = self.core.settings.max_body_bytes
+                make = entry("stenograph.http.fetch_media:MediaFetcher")
+                fetcher = make(self.core.settings.fetch_media, most_bytes=most_bytes)
                 decoded = await fetcher.decoded(self._decoded, incoming)
             else:
                 decoded = await self._decoded(incoming)

@@ -18,6 +18,7 @@ from stenograph.dialects.base import Incoming
 from stenograph.dialects.common.media import MediaWanted
 from stenograph.dialects.gemini.request import decode_gemini
 from stenograph.dialects.responses.request import decode_response
+from tests.store_laws import medium
 
 PICTURE, OTHER = b"\x89PNG one", b"\x89PNG other"
 Part = dict[str, Any]
@@ -151,7 +152,7 @@ def test_a_url_is_refused_until_it_was_fetched(decode: Decode) -> None:
     with pytest.raises(MediaWanted) as wanted:
         decode(parts, media=MediaLimits(fetches=True))
     assert list(wanted.value.places) == urls
-    fetched = {url: ("image/png", text_of(url.encode())) for url in urls}
+    fetched = {url: medium(url.encode()) for url in urls}
     request = decode(parts, media=MediaLimits(fetches=True, fetched=fetched))
     assert [base64.b64decode(one.base64).decode() for one in request.media] == urls
     assert len(request.messages[0].media) == 3

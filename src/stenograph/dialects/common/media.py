@@ -5,6 +5,8 @@ Nothing is decoded as an image here: the engine does that, in its own process. A
 
 import re
 
+from msgspec.structs import replace
+
 from stenograph.core.base64_text import measured
 from stenograph.core.errors import InvalidRequest, UnrenderableMessage
 from stenograph.core.messages import MediaItem, MediaKind, MediaLimits, MediaRef
@@ -69,18 +71,14 @@ class MediaReader:
             self._wanted.setdefault(url, at)
             self._count(at)
             return MediaRef(sha256="", kind=MediaKind.IMAGE, media_type="", num_bytes=0)
-        return self.of_base64(fetched[1], fetched[0], at)
+        name = _known_type(fetched.ref.media_type, at)
+        self._count(at)
+        return self._taken(replace(fetched.ref, media_type=name), fetched.base64, at)
 
     def of_base64(self, text: str, media_type: str, at: str, *, is_url_safe: bool = False) -> MediaRef:
         """The image of a base64 text. `is_url_safe`: the URL's alphabet is taken too, and no padding. Raises as
         `of_url`."""
-        name = media_type.strip().lower()
-        name = _OTHER_NAMES.get(name, name)
-        if name not in IMAGE_TYPES:
-            raise UnrenderableMessage(
-                f"Media of type {shown(media_type)} cannot be shown to the model; only {', '.join(IMAGE_TYPES)} can.",
-                param=at,
-            )
+        name = _known_type(media_type, at)
         self._count(at)
         most = self._limits.max_bytes
         if len(text) > (most + 2) // 3 * 4:
@@ -94,10 +92,13 @@ class MediaReader:
             sha256, num_bytes = measured(base64)
         except ValueError as error:
             raise InvalidRequest(f"The image is not base64: {error}.", param=at) from error
-        if not num_bytes:
-            raise InvalidRequest("The image is empty.", param=at)
         ref = MediaRef(sha256=sha256, kind=MediaKind.IMAGE, media_type=name, num_bytes=num_bytes)
-        self._items.setdefault(sha256, MediaItem(ref=ref, base64=base64))
+        return self._taken(ref, base64, at)
+
+    def _taken(self, ref: MediaRef, base64: bytes, at: str) -> MediaRef:
+        if not ref.num_bytes:
+            raise InvalidRequest("The image is empty.", param=at)
+        self._items.setdefault(ref.sha256, MediaItem(ref=ref, base64=base64))
         return ref
 
     def _count(self, at: str) -> None:
@@ -106,3 +107,14 @@ class MediaReader:
             raise InvalidRequest(
                 f"A request has at most {self._limits.max_items} images (--max-media-items).", param=at
             )
+
+
+def _known_type(media_type: str, at: str) -> str:
+    name = media_type.strip().lower()
+    name = _OTHER_NAMES.get(name, name)
+    if name not in IMAGE_TYPES:
+        raise UnrenderableMessage(
+            f"Media of type {shown(media_type)} cannot be shown to the model; only {', '.join(IMAGE_TYPES)} can.",
+            param=at,
+        )
+    return name
