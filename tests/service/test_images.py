@@ -1,6 +1,7 @@
 """Images through the whole server, before a stand-in of vLLM: exact ids on both sides, or nothing is recorded."""
 
 import base64
+import hashlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -16,10 +17,16 @@ from stenograph.engine.http.adapter import AdapterOptions
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.vllm.adapter import VLLM
 from stenograph.http.loaded_model import make_renderer
+from stenograph.store.base import SessionStore
+from stenograph.store.folder import DataFolder
+from stenograph.store.sqlite import SqliteStore
 from stenograph.text.renderer import Renderer
 
 from .conftest import END, Answer, assistant, running, tiny_files, user
+from .test_durable import folder
 from .test_vllm_sessions import Rig
+
+__all__ = ["folder"]
 
 PAD = "<|image_pad|>"
 TOKENS = ("<|vision_start|>", "<|vision_end|>", PAD)
@@ -42,14 +49,16 @@ def seeing() -> Renderer:
 
 
 @asynccontextmanager
-async def rig_of(renderer: Renderer, report: Report = lambda *told: told, **options: Any) -> AsyncIterator[Rig]:
+async def rig_of(
+    renderer: Renderer, report: Report = lambda *told: told, store: SessionStore | None = None, **options: Any
+) -> AsyncIterator[Rig]:
     pad = renderer.tokenizer.added_tokens.get(PAD)
     async with VLLMServer(dev_mode=True, image_token=pad, report=report, **options) as vllm:
         adapter = VLLM(AdapterOptions(model="tiny", vocab_size=320, max_context_tokens=4096, eos_token_ids=(END,)))
         engine = HttpEngine(HttpEngineOptions(url=vllm.url), adapter)
         await engine.start()
         try:
-            async with running(engine, renderer) as (url, _), aiohttp.ClientSession() as client:
+            async with running(engine, renderer, store=store) as (url, _), aiohttp.ClientSession() as client:
                 yield Rig(url, vllm, renderer, client)
         finally:
             await engine.aclose()
@@ -295,3 +304,49 @@ async def test_arrow_samples_name_their_images(rig: Rig) -> None:
     answer = await rig.call("POST", f"/sessions/{session}/samples", {"format": "arrow"})
     (row,) = pyarrow.ipc.open_stream(answer.body).read_all().to_pylist()
     assert row["media"] == sample["media"]
+
+
+async def test_after_a_restart_a_session_has_its_images_and_goes_on_with_them(
+    seeing: Renderer, folder: DataFolder
+) -> None:
+    sha256 = hashlib.sha256(image(1)).hexdigest()
+    store = await SqliteStore.open(folder)
+    async with rig_of(seeing, store=store) as rig:
+        session = await rig.session()
+        assert (await seen(rig, session)).status == 200
+        before = await samples(rig, session)
+    await store.aclose()
+    store = await SqliteStore.open(folder)
+    async with rig_of(seeing, store=store) as rig:
+        answer = await rig.call("GET", f"/sessions/{session}/media/{sha256}")
+        assert (answer.status, answer.body) == (200, image(1))
+        assert await samples(rig, session) == before
+        (drift,) = (await rig.call("GET", f"/sessions/{session}/drift")).json()["lines"]
+        assert drift["mismatches"] == []
+        rig.says("more")
+        answer = await rig.chat(session, sees(text("a"), part(1)), assistant("seen"), sees(part(2)))
+        assert answer.status == 200, answer.body
+        (sample,) = await samples(rig, session)
+        assert sample["tokens"][: len(before[0]["tokens"])] == before[0]["tokens"]
+        assert len(sample["media"]) == 2
+    await store.aclose()
+    store = await SqliteStore.open(folder)
+    async with rig_of(seeing, store=store, scale_out=False) as rig:
+        chat = [sees(text("a"), part(1)), assistant("seen"), sees(part(2)), assistant("more"), user("and?")]
+        answer = await rig.chat(session, *chat)
+        assert answer.status == 400, answer.body
+        assert "vllm" in answer.json()["error"]["message"]
+    await store.aclose()
+
+
+async def test_a_response_does_not_go_on_without_the_images_of_the_one_before(rig: Rig) -> None:
+    session = await rig.session()
+    rig.says("seen", "more")
+    items = [{"role": "user", "content": [{"type": "input_image", "image_url": part(1)["image_url"]["url"]}]}]
+    first = await rig.call("POST", f"/sessions/{session}/v1/responses", {"input": items})
+    assert first.status == 200, first.body
+    more = {"input": "and?", "previous_response_id": first.json()["id"]}
+    answer = await rig.call("POST", f"/sessions/{session}/v1/responses", more)
+    assert answer.status == 400, answer.body
+    assert "no previous_response_id" in answer.json()["error"]["message"]
+    assert len(await rig.records(session)) == 1

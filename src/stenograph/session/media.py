@@ -31,7 +31,7 @@ def with_media(
     new = [one.ref for message in attachment.new_messages for one in message.media]
     before = () if attachment.parent is None else attachment.parent.media
     places = _places(prompt, renderer, len(before), len(new))
-    for kind in {ref.kind for ref in new} - capabilities.media:
+    for kind in {ref.kind for ref in (*new, *(one.ref for one in before))} - capabilities.media:
         raise InvalidRequest(
             f"The engine {capabilities.engine} cannot be given an {kind.value} with exact ids here; {_listed(TAKERS)}"
             " can.",
@@ -81,7 +81,8 @@ def _item(items: dict[str, MediaItem], ref: MediaRef) -> MediaItem:
     found = items.get(ref.sha256)
     if found is None:
         raise InvalidRequest(
-            f"The request lacks the {ref.kind.value} {ref.sha256} of its session's messages.",
+            f"The request lacks the {ref.kind.value} {ref.sha256} of its session's messages: it has to bring them"
+            " all again, so send all messages, and no previous_response_id.",
             blame=Blame(RequestPart.MESSAGES),
         )
     return found
