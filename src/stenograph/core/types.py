@@ -427,7 +427,7 @@ class Prompt(Struct, frozen=True, kw_only=True, gc=False):
     next message's opener. `json_fragments` are all ids as JSON without brackets, in pieces to be joined by commas, for
     an engine with text requests; None for others. `end` says whether a chat's prompt opened the reasoning: it is
     settled where the prompt is rendered, and read from here. Of a prompt with `media`, in order of their positions, all
-    ids are logical ones, and `num_expanded` counts the effective ones known before the engine has it: core/media.py.
+    ids are logical ones: core/media.py.
     """
 
     new_ids: "array[int]"
@@ -438,7 +438,6 @@ class Prompt(Struct, frozen=True, kw_only=True, gc=False):
     end: PromptEnd = PromptEnd.SILENT
     media: tuple[PromptMedia, ...] = ()
     num_tokens: int = 0
-    num_expanded: int = 0
 
     @staticmethod
     def of(ids: "array[int]", *, num_kept: int = 0) -> "Prompt":
@@ -447,10 +446,15 @@ class Prompt(Struct, frozen=True, kw_only=True, gc=False):
 
     def __post_init__(self) -> None:
         force_setattr(self, "num_tokens", self.num_kept + len(self.new_ids))
-        num_added = sum(len(one.recorded) - 1 for one in self.media if one.recorded is not None)
-        force_setattr(self, "num_expanded", self.num_tokens + num_added)
         if self.num_kept < 0 or (self.num_kept and self.of_kept is None):
             raise ValueError(f"{self.num_kept} ids are kept, and nobody has them")
+
+    @property
+    def num_expanded(self) -> int:
+        """Tokens, with the effective ones of media already in the line: no more are known before the engine has it."""
+        if not self.media:
+            return self.num_tokens
+        return self.num_tokens + sum(len(one.recorded) - 1 for one in self.media if one.recorded is not None)
 
     @property
     def first_new_row(self) -> int:

@@ -8,6 +8,7 @@ import itertools
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter, eq
 from typing import Protocol
 
 from msgspec import Struct
@@ -22,6 +23,8 @@ from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext, TurnS
 
 _COMPARED_IDS = 4096
 """Ids compared at once."""
+
+_MEDIA = attrgetter("media")
 
 
 class Attachment(Struct, frozen=True, kw_only=True, gc=False):
@@ -119,8 +122,8 @@ def continues(node: Node, messages: Sequence[Message], context: PromptContext, m
         and node.turn.context.is_same(context)
         # The reply first: it is what siblings differ by.
         and matcher.matches(stored[-1], messages[node.num_messages - 1])
-        and all(map(matcher.matches, stored[:-1], messages[start:]))
-        and all(map(has_same_media, stored[:-1], messages[start:]))
+        and all(map(matcher.matches, stored, given := messages[start : node.num_messages - 1]))
+        and (all(map(eq, map(_MEDIA, stored), map(_MEDIA, given))) or all(map(has_same_media, stored, given)))
     )
 
 

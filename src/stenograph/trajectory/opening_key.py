@@ -23,8 +23,9 @@ def opening_key(messages: Sequence[Message], context: PromptContext, agent_id: s
     add_texts(key, (agent_id, *(tool.json for tool in context.tools)))
     for message in takewhile(is_before_reply, messages):
         content = message.content or ""
-        media = (one.ref.sha256 for one in message.media)
-        add_texts(key, (message.role, message.tool_call_id or "", content.strip() if strips else content, *media))
+        add_texts(key, (message.role, message.tool_call_id or "", content.strip() if strips else content))
+        if message.media:
+            add_texts(key, (one.ref.sha256 for one in message.media))
     return key.digest()
 
 

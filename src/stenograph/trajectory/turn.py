@@ -127,7 +127,9 @@ class Node:
         self.num_tokens: int = turn.num_tokens + (parent.num_tokens if parent else 0)
         self.num_messages: int = len(turn.messages) + 1 + (parent.num_messages if parent else 0)
         self.media: tuple[Expansion, ...] = (() if parent is None else parent.media) + turn.media
-        self.num_effective: int = self.num_tokens + sum(len(one.ids) - 1 for one in self.media)
+        self.num_effective: int = self.num_tokens
+        if self.media:
+            self.num_effective += sum(len(one.ids) - 1 for one in self.media)
         calling = any(map(attrgetter("tool_calls"), (*turn.messages, turn.reply.message)))
         self.has_calls: bool = calling or (parent is not None and parent.has_calls)
 
