@@ -67,8 +67,8 @@ async def test_rewards_of_turns_and_tokens_stand_at_their_tokens(live: Live) -> 
     ("body", "words"),
     [
         ({"turns": [{"turn": 7, "reward": 1}]}, "no turn 7: its turns are [0, 1]"),
-        ({"tokens": [{"turn": 0, "rewards": [1.0]}]}, "and there are 1 rewards"),
-        ({"turns": [{"turn": 0, "reward": 1}, {"turn": 0, "reward": 2}]}, "Turn 0 stands twice in turns"),
+        ({"tokens": [{"turn": 0, "rewards": [1.0]}]}, "not 1."),
+        ({"turns": [{"turn": 0, "reward": 1}, {"turn": 0, "reward": 2}]}, "0 stands twice in turns"),
         ({"turns": [{"turn": 0}]}, "reward"),
         ({"tokens": [{"turn": 0, "rewards": [None]}]}, "float"),
     ],

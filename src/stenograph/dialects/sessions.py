@@ -250,7 +250,9 @@ def _each_once(rows: Sequence[Rewards], name: str) -> Sequence[Rewards]:
     seen = set[int]()
     for index, row in enumerate(rows):
         if row.turn in seen:
-            raise InvalidRequest(f"Turn {row.turn} stands twice in {name}.", param=f"/{name}/{index}/turn")
+            raise InvalidRequest(
+                f"A turn has its rewards once: {row.turn} stands twice in {name}.", param=f"/{name}/{index}/turn"
+            )
         seen.add(row.turn)
     return rows
 

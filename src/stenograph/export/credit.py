@@ -18,7 +18,9 @@ def check_credit(outcome: SessionOutcome, nodes: Sequence[Node]) -> None:
             raise InvalidRequest(f"The session has no turn {turn}: its turns are {sorted(sizes)[:50]}.")
     for turn, rewards in outcome.tokens.items():
         if len(rewards) != sizes[turn]:
-            raise InvalidRequest(f"Turn {turn} sampled {sizes[turn]} tokens, and there are {len(rewards)} rewards.")
+            raise InvalidRequest(
+                f"A turn has a reward for each sampled token: {turn} has {sizes[turn]}, not {len(rewards)}."
+            )
 
 
 def with_credit(made: SampleSet, outcome: SessionOutcome) -> SampleSet:

@@ -178,7 +178,7 @@ class ScoreDesk:
         ids = self._services.renderer.tokenizer.encode(text)
         if len(ids) != 1:
             raise InvalidRequest(
-                f"{text!r} is {len(ids)} tokens of this model, not one: name its first, or another spelling.",
+                f"A named token is one token of this model, and {text!r} is {len(ids)}: spell it otherwise.",
                 param=f"/tokens/{index}",
             )
         return ids[0]
