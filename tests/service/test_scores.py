@@ -203,6 +203,18 @@ async def test_many_sessions_are_scored_a_line_each_and_only_once(live: Live) ->
     assert len(live.engine.scored) == num
 
 
+async def test_a_session_that_takes_too_long_has_a_line_of_its_own(serve: Serve) -> None:
+    async with serve(request_timeout_s=0.2, scores_in_flight=1) as live:
+        slow, quick = [await rollout(live, num_turns=1, group="g") for _ in range(2)]
+        live.engine.on_score = lambda _: live.engine.pause() if len(live.engine.scored) == 1 else live.engine.resume()
+        lines = await many(live, group="g")
+        assert [line.get("session_id") for line in lines] == [slow, quick, None]
+        assert (lines[0]["error"]["code"], lines[0]["error"]["status"]) == ("upstream_timeout", 504)
+        assert lines[1]["was_scored"] is False
+        assert (lines[2]["done"], lines[2]["failed"]) == (True, 1)
+        assert live.engine.unscored == [live.engine.scored[0].request_id]
+
+
 async def many(live: Live, **fields: Any) -> list[dict[str, Any]]:
     answer = await live.call("POST", "/scores", fields)
     assert answer.status == 200, answer.body

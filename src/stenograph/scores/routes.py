@@ -108,7 +108,7 @@ class ScoreRoutes:
         await manager.sessions.peek(session_id)  # 404 comes before a body that is wrong
         wire = await decoded(request, decode_score, self.sessions.pool, self.sessions.max_body_bytes)
         link = delivery_of(request.scope)
-        annotation, was_scored = await self._while_there(link, partial(self._scored, session_id, wire))
+        annotation, was_scored = await _while_there(link, partial(self._scored, session_id, wire))
         view = annotation_view(annotation)
         shown: ScoresView = {
             **view,
@@ -153,7 +153,7 @@ class ScoreRoutes:
         one, num_sessions, num_failed, num_scored = one_of(wire), 0, 0, 0
         async with aclosing(_ids(wire, parts)) as ids:
             while some := [id_ async for id_ in _some(ids, self.desk.in_flight)]:
-                told = await self._while_there(link, partial(self._round, some, one, parts))
+                told = await _while_there(link, partial(self._round, some, one, parts))
                 for line in told:
                     num_sessions += 1
                     num_failed += "error" in line
@@ -181,23 +181,30 @@ class ScoreRoutes:
             return {"session_id": session_id, "error": told_error}
 
     async def _scored(self, session_id: str, wire: ScoreRequestBody) -> tuple[Annotation, bool]:
-        return await self.desk.score(await self.sessions.manager.sessions.peek(session_id), wire)
-
-    async def _while_there(self, link: ClientLink, work: Callable[[], Awaitable[T]]) -> T:
-        """The result of work for a client that waits for it. Raises ClientGone, UpstreamTimeout, and as the work."""
-        loop, wait = asyncio.get_running_loop(), asyncio.timeout(self.timeout_s)
+        """The annotation of one session, in time. Raises UpstreamTimeout, and as `ScoreDesk.score`."""
+        wait = asyncio.timeout(self.timeout_s)
         try:
             async with wait:
-                link.when_gone(lambda: wait.reschedule(loop.time()))
-                return await work()
+                return await self.desk.score(await self.sessions.manager.sessions.peek(session_id), wire)
         except TimeoutError as error:
             if not wait.expired():
                 raise
-            if link.is_gone:
-                raise ClientGone from error
             raise UpstreamTimeout(f"The engine did not score the tokens within {self.timeout_s:g} s.") from error
-        finally:
-            link.when_gone(None)
+
+
+async def _while_there(link: ClientLink, work: Callable[[], Awaitable[T]]) -> T:
+    """The result of work for a client that waits for it. Raises ClientGone, and as the work."""
+    loop, wait = asyncio.get_running_loop(), asyncio.timeout(None)
+    try:
+        async with wait:
+            link.when_gone(lambda: wait.reschedule(loop.time()))
+            return await work()
+    except TimeoutError as error:
+        if not wait.expired():
+            raise
+        raise ClientGone from error
+    finally:
+        link.when_gone(None)
 
 
 def score_groups(late: Late) -> Sequence[object]:
