@@ -350,3 +350,11 @@ async def test_a_response_does_not_go_on_without_the_images_of_the_one_before(ri
     assert answer.status == 400, answer.body
     assert "no previous_response_id" in answer.json()["error"]["message"]
     assert len(await rig.records(session)) == 1
+
+
+async def test_the_context_left_counts_the_tokens_of_images(rig: Rig) -> None:
+    session = await rig.session()
+    answer = await seen(rig, session)
+    usage = answer.json()["usage"]
+    left = int(answer.headers["x-stenograph-remaining-tokens"])
+    assert left == 4096 - usage["total_tokens"]

@@ -37,7 +37,7 @@ async def engine_of(
     image_token: int | None = PAD,
     adapter: type[SGLangChat | SGLangGenerate] = SGLangGenerate,
 ) -> AsyncIterator[tuple[HttpEngine, SGLangServer]]:
-    async with SGLangServer(image_token=image_token, reports=reports) as server:
+    async with SGLangServer(image_token=image_token, reports=reports, max_model_len=4096) as server:
         server.plan(ReplyScript(ids=IDS, matched=7))
         options = HttpEngineOptions(url=server.url)
         engine = HttpEngine(options, adapter(AdapterOptions(model="m", vocab_size=VOCAB)))
@@ -48,13 +48,17 @@ async def engine_of(
             await engine.aclose()
 
 
-def request(*, streams: bool) -> GenerateRequest:
+def request(*, streams: bool, max_tokens: int = 8, recorded: bool = False) -> GenerateRequest:
     places = [index for index, id_ in enumerate(LOGICAL) if id_ == PAD]
-    media = tuple(PromptMedia(position=at, item=item) for at, item in zip(places, IMAGES, strict=True))
+    expansions = [token_ids([PAD] * length) if recorded else None for length in LENGTHS]
+    media = tuple(
+        PromptMedia(position=at, item=item, recorded=known)
+        for at, item, known in zip(places, IMAGES, expansions, strict=True)
+    )
     return GenerateRequest(
         request_id=RequestId("0" * 32),
         prompt=Prompt(new_ids=token_ids(LOGICAL), media=media),
-        params=SamplingParams(max_tokens=8),
+        params=SamplingParams(max_tokens=max_tokens),
         streams=streams,
     )
 
@@ -116,6 +120,22 @@ async def test_ids_that_sglang_tokenized_again_do_not_collapse_to_the_prompt(
         (effective,) = [chunk.effective for chunk in chunks if chunk.effective is not None]
         with pytest.raises(UpstreamInvalid, match="prompt_agrees"):
             new_expansions(request(streams=True).prompt, effective)
+
+
+async def test_a_prompt_with_new_images_that_may_fill_the_context_says_no_number() -> None:
+    async with engine_of() as (engine, server):
+        limit = engine.capabilities.max_context_tokens
+        assert limit is not None
+        room = limit - len(LOGICAL)
+        for max_tokens, recorded, told in [
+            (room, False, None),
+            (room - 1, False, room - 1),
+            (limit - len(EFFECTIVE), True, limit - len(EFFECTIVE)),
+        ]:
+            server.plan(ReplyScript(ids=IDS, matched=7))
+            asked = request(streams=False, max_tokens=max_tokens, recorded=recorded)
+            assert [chunk async for chunk in engine.generate(asked)]
+            assert server.requests[-1].json["sampling_params"]["max_new_tokens"] == told
 
 
 async def test_an_sglang_of_a_model_without_images_takes_none() -> None:

@@ -230,7 +230,7 @@ class RequestRun:
             reply = turn.commit(is_kept=committed)
             replies.append(reply)
             num_sampled += len(reply.sampled.ids)
-            longest = max(longest, reply.prompt.num_tokens + len(reply.sampled.ids))
+            longest = max(longest, reply.usage.num_prompt + len(reply.sampled.ids))
         first = self.turn
         limit, session = first.capabilities.max_context_tokens, self.remaining.session_tokens
         return TurnOutcome(

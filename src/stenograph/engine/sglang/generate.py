@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from msgspec import structs
+
 from stenograph.core.errors import StenographError
 from stenograph.core.kinds import SaltPolicy
 from stenograph.core.messages import MediaKind
@@ -118,7 +120,7 @@ class SGLangGenerate(EngineAdapter):
     def call(self, request: GenerateRequest) -> tuple[Call, SGLangGenerateReading]:
         call = Call(
             path=GENERATE_PATH,
-            body=encode_generate(request, replay=self._replay),
+            body=encode_generate(self._fitting(request) if request.prompt.media else request, replay=self._replay),
             streams=request.streams,
         )
         return call, SGLangGenerateReading(
@@ -131,6 +133,15 @@ class SGLangGenerate(EngineAdapter):
             wants_support=request.params.support and tells_support(request.params),
             placeholder=_placeholder(request.prompt),
         )
+
+    def _fitting(self, request: GenerateRequest) -> GenerateRequest:
+        """A request with new images that may fill the context says no number: SGLang refuses one beyond it, also by the
+        images' tokens, which nobody knows ahead, and without one it samples up to the end."""
+        prompt, params, limit = request.prompt, request.params, self.capabilities.max_context_tokens
+        is_known = all(one.recorded is not None for one in prompt.media)
+        if is_known or limit is None or params.max_tokens is None or params.max_tokens < limit - prompt.num_expanded:
+            return request
+        return structs.replace(request, params=structs.replace(params, max_tokens=None))
 
     def refusal(self, http: HttpReply, request: GenerateRequest) -> StenographError:
         return too_long(http) or in_our_shape(http)
