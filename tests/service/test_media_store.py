@@ -7,6 +7,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from stenograph.cli.store_commands import check_folder
 from stenograph.core.errors import StorageUnavailable
@@ -47,6 +48,17 @@ async def test_a_content_is_kept_once_and_goes_with_its_last_session(folder: Dat
         for number in (1, 2):
             await store.delete(session_id(number))
     assert counts(folder.file()) == (0, 0)
+
+
+async def test_media_that_a_session_has_are_not_decoded_again(folder: DataFolder) -> None:
+    unreadable, new = replace(PICTURE, base64=b"!"), medium(b"new")
+    async with aclosing(await SqliteStore.open(folder)) as store:
+        await store.create(session_id(0), b"", at=1.0, ttl_s=None)
+        await store.media.put(session_id(0), [PICTURE])
+        await store.media.put(session_id(0), [unreadable, new])
+        for item in (PICTURE, new):
+            assert await store.media.get(session_id(0), item.ref.sha256) == item
+    assert counts(folder.file()) == (2, 2)
 
 
 async def test_a_file_without_media_has_no_tables_for_them(folder: DataFolder) -> None:

@@ -105,11 +105,13 @@ def media_faults(database: Database) -> Iterator[str]:
 
 def _put(session_id: SessionId, items: Sequence[MediaItem], database: Database) -> None:
     statements: list[tuple[str, Sequence[object]]] = []
-    num_bytes = _ROOM_BYTES * len(items)
     if not tables_of(database):
         statements += [(sql, ()) for sql in TABLES]
-    elif all(database.asked(_KNOWN, (session_id, item.ref.sha256)) for item in items):
-        return
+    else:  # a request brings the images of its whole line: only new ones are decoded and written
+        items = [item for item in items if not database.asked(_KNOWN, (session_id, item.ref.sha256))]
+        if not items:
+            return
+    num_bytes = _ROOM_BYTES * len(items)
     for item in items:
         ref = item.ref
         statements += [
