@@ -236,3 +236,18 @@ async def test_what_is_of_all_is_asked_of_all_whatever_session_its_headers_name(
             text = (await live.call("GET", "/metrics", x_session_id=session)).body.decode()
             assert 'stenograph_sessions{worker="0"} 1.0' in text
             assert 'stenograph_sessions{worker="1"} 1.0' in text
+
+
+async def test_lines_of_scores_are_the_same_whosever_the_sessions_are(workers: Workers) -> None:
+    ids = await rollouts(workers, at=(0, 1), group="g")
+    empty = [await live.open(group="g") for live in workers.lives]
+    asked = [*ids, *empty, "01" + "0" * 30, "01" + "0" * 30 + "/abort?", "no\r\nid", "ü€" * 16]
+    told = []
+    for live in workers.lives:
+        answer = await live.call("POST", "/scores", {"sessions": asked})
+        assert answer.status == 200, answer.body
+        lines = [json.loads(line) for line in answer.body.splitlines()]
+        assert [line.get("session_id") for line in lines] == [*asked, None]
+        assert [line["error"]["status"] for line in lines if "error" in line] == [400] * 2 + [404] * 4
+        told.append([{name: line[name] for name in line if name != "was_scored"} for line in lines[:-1]])
+    assert told[0] == told[1]

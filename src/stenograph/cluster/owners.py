@@ -17,7 +17,7 @@ FIRST = 0
 
 RETRY_S = 1.0
 
-_FILE = re.compile("[0-9a-f]{2}")
+_ID = re.compile("[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class Owners(Protocol):
 
 def number_of(session_id: str, num_workers: int) -> int | None:
     """The worker with the session of an id; None for an invalid id."""
-    return int(session_id[:2], 16) % num_workers if _FILE.match(session_id) else None
+    return int(session_id[:2], 16) % num_workers if _ID.fullmatch(session_id) else None
 
 
 class FileOwners:

@@ -84,13 +84,14 @@ class SharedParts:
         async with reading as answer, aclosing(answer.pieces()) as pieces:
             yield OneAnswer(answer.header(REVISION_HEADER), pieces)
 
-    async def passed_on(self, session_id: str, path: str, body: bytes) -> bytes | None:
+    async def passed_on(self, session_id: str, path: str, body: bytes) -> tuple[int, bytes] | None:
         peer = await self.peer_of(session_id)
         if peer is None:
             return None
         target, headers = for_asker(self.asker, path)
         timeout_s = self.timeout_s if isinstance(peer, str) else None
-        return (await self.peers.ask(peer, "POST", target, headers, body, timeout_s=timeout_s)).body
+        answer = await self.peers.ask(peer, "POST", target, headers, body, timeout_s=timeout_s)
+        return answer.status, answer.body
 
     async def delete(self, session_id: str, revision: str) -> bool:
         """False also where its process does not answer: whether the session has gone is not known then."""

@@ -62,8 +62,8 @@ class SessionParts(Protocol):
         """Delete a session, and end its turns. Raises as `SessionManager.delete`, and WorkerUnavailable."""
         ...
 
-    async def passed_on(self, session_id: str, path: str, body: bytes) -> bytes | None:
-        """The answer of a session's process to a POST of JSON, an error's too; None where it is this one. Raises
+    async def passed_on(self, session_id: str, path: str, body: bytes) -> tuple[int, bytes] | None:
+        """The status and the answer of a session's process to a POST of JSON; None where it is this one. Raises
         WorkerUnavailable."""
         ...
 
@@ -91,7 +91,7 @@ class OwnParts:
     def asked_by(self, scope: Scope) -> SessionParts:
         return self
 
-    async def passed_on(self, session_id: str, path: str, body: bytes) -> bytes | None:
+    async def passed_on(self, session_id: str, path: str, body: bytes) -> tuple[int, bytes] | None:
         return None
 
     async def remove(self, session_id: str) -> None:

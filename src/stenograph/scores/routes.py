@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import NotRequired, TypedDict, TypeVar
+from typing import NotRequired, TypedDict, TypeVar, cast
 
 import msgspec
 from starlette.requests import Request
@@ -19,6 +19,7 @@ from stenograph.core.errors import (
     UpstreamInvalid,
     UpstreamTimeout,
     UpstreamUnreachable,
+    WorkerUnavailable,
 )
 from stenograph.core.json_types import Count, Hex32, Logprob, TokenIds
 from stenograph.core.outcome import Annotation
@@ -168,11 +169,9 @@ class ScoreRoutes:
     async def _line(self, session_id: str, wire: ScoreRequestBody, parts: SessionParts) -> dict[str, object]:
         """The line of one session; another process makes that of its own."""
         try:
-            body = await parts.passed_on(session_id, f"/sessions/{session_id}/scores", msgspec.json.encode(wire))
-            if body is not None:
-                told: dict[str, object] = msgspec.json.decode(body)
-                told.pop("turns", None)
-                return {"session_id": session_id, **told}
+            answer = await parts.passed_on(session_id, f"/sessions/{session_id}/scores", msgspec.json.encode(wire))
+            if answer is not None:
+                return {"session_id": session_id, **_told(*answer)}
             annotation, was_scored = await self._scored(session_id, wire)
             return {"session_id": session_id, **annotation_view(annotation), "was_scored": was_scored}
         except StenographError as error:
@@ -238,6 +237,19 @@ def _turn(node: int, annotation: Annotation) -> ScoredTurn:
     if scores.top_ids:
         row["top_ids"], row["top_log_probs"] = scores.top_ids, scores.top_logprobs
     return row
+
+
+def _told(status: int, body: bytes) -> dict[str, object]:
+    """The facts of a session's line in another process's answer. Raises WorkerUnavailable for one of another shape."""
+    try:
+        told = msgspec.json.decode(body, type=dict[str, object])
+        told.pop("turns", None)
+        if status == 200:
+            return told
+        error = cast("Mapping[str, object]", told["error"])
+        return {"error": {"code": error["code"], "status": status, "message": error["message"]}}
+    except (msgspec.DecodeError, KeyError, TypeError) as error:
+        raise WorkerUnavailable(f"The process of the session answered with {status}.") from error
 
 
 def _count(value: object) -> int:
