@@ -167,7 +167,7 @@ class VLLMServer(PlannedServer):
 
     def _answer_scores(self, asked: AskedRequest, path: str) -> Answer:
         """The model's score of a prompt; for any other question without a prompt, the error."""
-        ids = _prompt(asked)
+        ids, _ = self._effective(asked)
         if not ids or "prompt_logprobs" not in _sampling(asked):
             return _error(400, "1 validation error", "Bad Request")
         scored = zip(ids[1:], self._scores(ids), strict=True)

@@ -358,3 +358,16 @@ async def test_the_context_left_counts_the_tokens_of_images(rig: Rig) -> None:
     usage = answer.json()["usage"]
     left = int(answer.headers["x-stenograph-remaining-tokens"])
     assert left == 4096 - usage["total_tokens"]
+
+
+async def test_a_reply_under_a_grammar_is_scored_with_its_images(rig: Rig) -> None:
+    session = await rig.session()
+    rig.says("{}")
+    answer = await rig.chat(session, sees(text("a"), part(1)), response_format={"type": "json_object"})
+    assert answer.status == 200, answer.body
+    asked, scored = rig.vllm.requests[-1].json, rig.vllm.asked[-1].json
+    assert scored["content_parts"] == asked["content_parts"]
+    (sample,) = await samples(rig, session)
+    num_sampled = sample["response_length"]
+    assert scored["token_ids"] == [*asked["token_ids"], *sample["tokens"][-num_sampled:]]
+    assert sample["rollout_log_probs"] == list(rig.vllm._scores(sample["tokens"]))[-num_sampled:]
