@@ -1,11 +1,14 @@
 """Images through the whole server, before a stand-in of vLLM: exact ids on both sides, or nothing is recorded."""
 
+import asyncio
 import base64
 import hashlib
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -23,10 +26,11 @@ from stenograph.store.sqlite import SqliteStore
 from stenograph.text.renderer import Renderer
 
 from .conftest import END, Answer, assistant, running, tiny_files, user
+from .test_custody import check
 from .test_durable import folder
 from .test_vllm_sessions import Rig
 
-__all__ = ["folder"]
+__all__ = ["check", "folder"]
 
 PAD = "<|image_pad|>"
 TOKENS = ("<|vision_start|>", "<|vision_end|>", PAD)
@@ -307,7 +311,7 @@ async def test_arrow_samples_name_their_images(rig: Rig) -> None:
 
 
 async def test_after_a_restart_a_session_has_its_images_and_goes_on_with_them(
-    seeing: Renderer, folder: DataFolder
+    seeing: Renderer, folder: DataFolder, tmp_path: Path, check: Any
 ) -> None:
     sha256 = hashlib.sha256(image(1)).hexdigest()
     store = await SqliteStore.open(folder)
@@ -329,7 +333,11 @@ async def test_after_a_restart_a_session_has_its_images_and_goes_on_with_them(
         (sample,) = await samples(rig, session)
         assert sample["tokens"][: len(before[0]["tokens"])] == before[0]["tokens"]
         assert len(sample["media"]) == 2
+        content = (await rig.call("POST", f"/sessions/{session}/samples", {"format": "json"})).body
     await store.aclose()
+    shutil.copytree(folder.path, tmp_path / "copy")
+    code, lines = await asyncio.to_thread(check, tmp_path / "copy", content)
+    assert code == 0, lines
     store = await SqliteStore.open(folder)
     async with rig_of(seeing, store=store, scale_out=False) as rig:
         chat = [sees(text("a"), part(1)), assistant("seen"), sees(part(2)), assistant("more"), user("and?")]

@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from stenograph.core.logprobs import Logprobs, known_logprobs
+from stenograph.core.media import effective_ids
 from stenograph.core.support import supports
 from stenograph.core.types import LogprobsKind
 from stenograph.export.custody import DigestChain
@@ -118,11 +120,18 @@ def _length_faults(place: _Place, later: Sequence[FiledTurn], kept: KeptTurns) -
     num_sampled, following = len(turn.sampled.ids), kept.nodes.get(later[0].node_id) if later else None
     if following is not None:
         num_sampled -= following.turn.num_trimmed
-    if row.start - row.prompt_start != len(turn.new_prompt_ids):
-        found = row.start - row.prompt_start
-        yield f"turn {place.node.id}: it adds {found} prompt tokens, the store has {len(turn.new_prompt_ids)}"
+    found, num_new = row.start - row.prompt_start, len(_new_ids(place.node))
+    if found != num_new:
+        yield f"turn {place.node.id}: it adds {found} prompt tokens, the store has {num_new}"
     if place.num_sampled > num_sampled or (following is not None and place.num_sampled != num_sampled):
         yield f"turn {place.node.id}: it has {place.num_sampled} sampled tokens, the store {num_sampled}"
+
+
+def _new_ids(node: Node) -> "array[int]":
+    """The new prompt ids of a turn, effective ones."""
+    turn = node.turn
+    first = node.num_tokens - len(turn.sampled.ids) - len(turn.new_prompt_ids)
+    return effective_ids(turn.new_prompt_ids, [replace(one, position=one.position - first) for one in turn.media])
 
 
 def _turn_faults(sample: FiledSample, place: _Place, chain: DigestChain) -> Iterator[str]:
@@ -132,7 +141,7 @@ def _turn_faults(sample: FiledSample, place: _Place, chain: DigestChain) -> Iter
     if place.digest != digest:
         yield f"its digest is {place.digest}, that of the store's turn {digest}"
     sampled = _ids(turn.sampled.ids)[: place.num_sampled]
-    yield from _differences("token", sample.tokens, 0, row.prompt_start, _ids(turn.new_prompt_ids))
+    yield from _differences("token", sample.tokens, 0, row.prompt_start, _ids(_new_ids(place.node)))
     yield from _differences("token", sample.tokens, 0, row.start, sampled)
     known = known_logprobs(turn.sampled, turn.params)
     rows: list[tuple[str, Values | None, Values | None]] = [
