@@ -60,6 +60,10 @@ LEAST: dict[str, str] = {
     "POST /sessions/{id}/samples": KEY,
     "GET /sessions/{id}/drift": KEY,
     "GET /sessions/{id}/ledger": KEY,
+    "GET /sessions/{id}/media/{sha256}": TOKEN,
+    "GET /sessions/{id}/scores": KEY,
+    "POST /sessions/{id}/scores": KEY,
+    "POST /scores": KEY,
     "GET /sessions/{id}/why": KEY,
     "PUT /sessions/{id}/outcome": KEY,
     "GET /sessions/{id}/outcome": KEY,
@@ -122,7 +126,12 @@ async def asked(live: Live, name: str, session: str, credential: str | None, car
     method, path = name.split()
     for part, value in (("{id}", session), ("{path}", "v1/embeddings"), ("{model}", "m"), ("{name}", "e")):
         path = path.replace(part, value.removeprefix("v1/") if path.startswith("/v1/{path}") else value)
-    path = path.replace("{file}", "x").replace("{hash}", "0" * 64).replace("{response}", "resp_0")
+    path = (
+        path.replace("{file}", "x")
+        .replace("{hash}", "0" * 64)
+        .replace("{sha256}", "0" * 64)
+        .replace("{response}", "resp_0")
+    )
     headers, query = ({}, "") if credential is None else CARRIERS[carrier](credential)
     body = {} if method in ("POST", "PUT") else None
     if name == "POST /pause_generation":  # of an administrator it would hold up all that comes after it

@@ -37,7 +37,7 @@ DECODING: dict[str, tuple[str, Any]] = {
     "unknown field": (CHAT, {"messages": HI, "temprature": 1}),
     "unknown field of a completion": (COMPLETION, {"prompt": "x", "max_new_tokens": 1}),
     "role": (CHAT, {"messages": [*HI, {"role": "usr", "content": "x"}]}),
-    "content part": (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}),
+    "content part": (CHAT, {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]}),
     "tool type": (CHAT, {"messages": HI, "tools": [{"type": "web_search"}]}),
     "tool choice": (CHAT, {"messages": HI, "tool_choice": "required"}),
     "max_tokens": (CHAT, {"messages": HI, "max_tokens": 0}),

@@ -96,6 +96,7 @@ def test_the_paths_of_a_session_are_those_of_the_table() -> None:
         "ledger": ["GET", "HEAD"],
         "why": ["GET", "HEAD"],
         "abort": ["POST"],
+        "scores": ["GET", "HEAD", "POST"],
     }
 
 

@@ -349,11 +349,13 @@ def _blame_type(body: bytes, error: InvalidRequest) -> None:
     """
     steps: tuple[str, ...]
     known: tuple[str, ...] = ("function",)
+    them = "functions"
     match (error.param or "").split("/")[1:]:
         case ["tools", index, *_]:
             steps, what = ("tools", index), "tool"
         case ["messages", index, "content", part, *_]:
-            steps, what, known = ("messages", index, "content", part), "content part", ("text", "image_url")
+            steps, what = ("messages", index, "content", part), "content part"
+            known, them = ("text", "image_url"), "text and image_url"
         case ["messages", index, "tool_calls", call, *_]:
             steps, what = ("messages", index, "tool_calls", call), "tool call"
         case _:
@@ -361,7 +363,7 @@ def _blame_type(body: bytes, error: InvalidRequest) -> None:
     kind = type_at(body, steps)
     if kind is not None and kind not in known:
         raise UnrenderableMessage(
-            f"A {what} of type {shown(kind)} cannot be shown to the model; only {' and '.join(known)} can.",
+            f"A {what} of type {shown(kind)} cannot be shown to the model; only {them} can.",
             param="/" + "/".join((*steps, "type")),
         ) from error
 
