@@ -7,18 +7,10 @@ between them. Knows neither an engine nor how a placeholder is spelled.
 
 from array import array
 from collections.abc import Sequence
-from typing import TypeVar
 
 from stenograph.core.errors import UpstreamInvalid
 from stenograph.core.messages import Expansion
 from stenograph.core.types import EffectivePrompt, MediaRange, Prompt, token_ids
-
-_Value = TypeVar("_Value", int, float)
-
-
-def num_added(expansions: Sequence[Expansion]) -> int:
-    """Number of effective ids beyond the logical ones."""
-    return sum(len(one.ids) - 1 for one in expansions)
 
 
 def effective_ids(logical: "array[int]", expansions: Sequence[Expansion]) -> "array[int]":
@@ -30,22 +22,6 @@ def effective_ids(logical: "array[int]", expansions: Sequence[Expansion]) -> "ar
         before = one.position + 1
     ids.extend(logical[before:])
     return ids
-
-
-def effective_row(row: "array[_Value]", expansions: Sequence[Expansion], fill: _Value) -> "array[_Value]":
-    """Values beside logical ids [T] as values beside the effective ones [T']; those of expansions are `fill`."""
-    values, before = row[:0], 0
-    for one in expansions:
-        values.extend(row[before : one.position])
-        values.extend(array(row.typecode, [fill]) * len(one.ids))
-        before = one.position + 1
-    values.extend(row[before:])
-    return values
-
-
-def effective_position(position: int, expansions: Sequence[Expansion]) -> int:
-    """The place among the effective ids of the logical id at `position`, or of the first id that stands for it."""
-    return position + num_added([one for one in expansions if one.position < position])
 
 
 def ranges(expansions: Sequence[Expansion]) -> tuple[MediaRange, ...]:

@@ -53,7 +53,8 @@ class ScoreDesk:
 
     async def score(self, session: Session, wire: ScoreRequestBody) -> tuple[Annotation, bool]:
         """Score a session's tokens and keep the annotation; True where it was there already: the same tokens by the
-        same weights. Raises InvalidRequest, EngineUnavailable, UpstreamError, SamplesInconsistent, and as `keep`."""
+        same weights. Raises InvalidRequest, EngineUnavailable, UpstreamError, SamplesInconsistent, and as `annotate`
+        does."""
         engine = self._engine(wire.engine)
         passes = await self._passes(session_facts(session), wire)
         if wire.name not in session.annotations and len(session.annotations) >= MAX_ANNOTATIONS:

@@ -10,10 +10,7 @@ from msgspec.structs import replace
 from stenograph.core.errors import UpstreamInvalid
 from stenograph.core.media import (
     effective_ids,
-    effective_position,
-    effective_row,
     new_expansions,
-    num_added,
     ranges,
     runs_of,
 )
@@ -56,13 +53,8 @@ def test_effective_ids_are_the_logical_ones_with_each_placeholder_replaced(
 ) -> None:
     logical, effective, expansions = logical_and_effective(line)
     assert effective_ids(logical, expansions) == effective
-    assert num_added(expansions) == len(effective) - len(logical)
     found = ranges(expansions)
     assert [effective[one.start : one.start + one.length] for one in found] == [one.ids for one in expansions]
-    assert [effective_position(one.position, expansions) for one in expansions] == [one.start for one in found]
-    row = effective_row(array("d", map(float, logical)), expansions, -1.0)
-    assert len(row) == len(effective)
-    assert [value for value in row if value >= 0.0] == [float(id_) for id_ in logical if id_ != PLACEHOLDER]
 
 
 @given(LINES, st.integers(0, 5))
