@@ -518,7 +518,7 @@ async def test_an_update_beside_turns_that_stand_in_place_is_taken_and_does_not_
         assert (await turn).status == 200
         status, told = await rig.update("8")
         assert (status, told["message"]) == (200, f"The weights are those of {tmp_path}/step-1, version '8'.")
-        assert server.asked[-1].json["flush_cache"] is True
+        assert [one for one in server.asked if one.path == "/update_weights_from_disk"][-1].json["flush_cache"] is True
 
 
 async def test_an_update_that_sglang_took_and_called_a_failure_is_taken_and_named(
@@ -536,8 +536,10 @@ async def test_an_update_that_sglang_took_and_called_a_failure_is_taken_and_name
         status, told = await rig.update("7")
         assert (status, told["success"]) == (200, True)
         assert "its cache still has keys and values of the weights before" in told["message"]
-        assert (server.asked[-2].path, server.asked[-2].json["new_version"]) == ("/update_weight_version", "7")
-        assert server.asked[-1].path == "/flush_cache"
+        told_of = ("/update_weights_from_disk", "/update_weight_version", "/flush_cache")
+        update, version, flush = [one for one in server.asked if one.path in told_of]  # beside them: the probe's
+        assert (version.path, version.json["new_version"]) == ("/update_weight_version", "7")
+        assert (update.path, flush.path) == ("/update_weights_from_disk", "/flush_cache")
         assert (await rig.call("GET", "/model_info")).json()["weight_version"] == "7"
         async with rig.client.post(f"{server.url}/continue_generation", json={}) as resumed:
             assert resumed.status == 200
