@@ -12,7 +12,7 @@ from stenograph.client.session import RolloutSession
 from stenograph.envs.atif import session_trajectory
 from stenograph.envs.base import environment
 from stenograph.envs.folder import RolloutFolder
-from stenograph.envs.rollout import RolloutPlan, members_of, run_rollouts
+from stenograph.envs.rollout import RolloutPlan, members_of, run_rollouts, summary
 
 from .conftest import Live, user
 
@@ -91,6 +91,54 @@ async def test_rollout_keeps_a_trajectory_beside_the_samples(live: Live, tmp_pat
     found = json.loads(kept.read_text())
     assert found["steps"][1]["message"] == "Gone."
     assert found["extra"]["reward"] == 0.5
+
+
+ENDS = """
+from stenograph.envs.chat import chat
+def tasks(): return [{'id': 'a'}]
+async def run(task, session):
+    async with chat(session, {}) as talk:
+        await talk.say([{'role': 'user', 'content': 'Go.'}])
+    {last}
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "end", "reward", "error"),
+    [("return 0.5", "ok", 0.5, None), ("raise ValueError('mine')", "agent_failed", None, "ValueError: mine")],
+)
+async def test_a_trajectory_that_cannot_be_made_costs_neither_the_reward_nor_the_cause(
+    live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str, end: str, reward: float | None, error: str
+) -> None:
+    def broken(*_: object, **__: object) -> object:
+        raise KeyError("records")
+
+    monkeypatch.setattr("stenograph.envs.atif.trajectory", broken)
+    file, folder = tmp_path / "mine.py", RolloutFolder(tmp_path / "out")
+    file.write_text(ENDS.replace("{last}", last))
+    live.says("Gone.")
+    made, plan = environment(str(file), {}), RolloutPlan(facts={}, atif=True)
+    async with Client(live.url) as client:
+        with folder.held({}):
+            await run_rollouts(client, made, members_of(made, plan), folder, plan)
+    (ended,) = folder
+    assert (ended.end, ended.reward, ended.error) == (end, reward, error)
+    assert ended.num_trained > 0
+    assert ended.trajectory_error == "KeyError: 'records'"
+    assert summary(folder)[-1] == "1 x no trajectory: KeyError: 'records'"
+
+
+async def test_a_disk_that_takes_no_trajectory_stops_the_run(live: Live, tmp_path: Path) -> None:
+    file, folder = tmp_path / "mine.py", RolloutFolder(tmp_path / "out")
+    file.write_text(ENDS.replace("{last}", "return 0.5"))
+    live.says("Gone.")
+    made, plan = environment(str(file), {}), RolloutPlan(facts={}, atif=True)
+    async with Client(live.url) as client:
+        with folder.held({}):
+            (tmp_path / "out" / "atif").write_text("in the way")
+            with pytest.raises(OSError, match="atif"):
+                await run_rollouts(client, made, members_of(made, plan), folder, plan)
+    assert list(folder) == []
 
 
 @pytest.mark.envs

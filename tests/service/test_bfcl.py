@@ -3,6 +3,7 @@
 import ast
 import json
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -10,7 +11,7 @@ import pytest
 
 from stenograph.client import Client
 from stenograph.envs.base import Task, environment
-from stenograph.envs.bfcl import MULTI_TURN, SINGLE_TURN, call_text
+from stenograph.envs.bfcl import BOUNDS, MULTI_TURN, SINGLE_TURN, call_text
 from stenograph.text.renderer import Renderer
 
 from .conftest import Live, ScriptedEngine, running
@@ -144,7 +145,7 @@ async def test_a_right_call_gets_its_reward_and_another_does_not(wide: Live, cat
 async def test_a_call_that_computes_without_end_ends_its_task_alone(
     wide: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stenograph.envs.bfcl.CPU_S", 3)
+    monkeypatch.setattr("stenograph.envs.bfcl.BOUNDS", replace(BOUNDS, cpu_s=3))
     made = environment("bfcl:multi_turn_base", {"chat": {"max_tokens": 9000}})
     (task,) = [
         one

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from stenograph.client import Client
+from stenograph.envs.apart import Bounds
 from stenograph.envs.base import WrongEnvironment, environment
 
 from .conftest import Live
@@ -21,7 +22,7 @@ def test_options_by_which_no_task_can_be_made_are_refused() -> None:
 async def test_an_answer_gets_its_score_and_one_without_end_gets_none(
     live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stenograph.envs.reasoning_gym.CPU_S", 5)
+    monkeypatch.setattr("stenograph.envs.reasoning_gym.BOUNDS", Bounds(cpu_s=5, call_s=60, memory_bytes=1 << 30))
     made = environment("reasoning-gym:countdown", {})
     (task,) = made.tasks(limit=1, seed=7)
     entry: Any = task.data

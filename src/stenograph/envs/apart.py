@@ -1,7 +1,8 @@
-"""Processes for what a model's words decide: one that computes without end is killed, and stands in nobody's way.
+"""Processes for what a model's words decide: one that takes more than its bounds is killed, and stands in nobody's way.
 
 An object lives in each, made there by an entry (`core/loaded`); its methods are called from here. The processes are
-forked from one that has imported the entry's module: starting one takes milliseconds, its memory is shared.
+forked from one that has imported the entry's module: starting one takes milliseconds, its memory is shared. The kernel
+holds the bounds.
 """
 
 import asyncio
@@ -10,10 +11,13 @@ import multiprocessing
 import os
 import resource
 import signal
+import sys
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, cast
 
 from stenograph.core.loaded import entry
@@ -22,19 +26,54 @@ GRACE_S = 3.0
 """The time in which a process may end its own servers and sandboxes, when it is closed at work."""
 
 
+OUT_OF_MEMORY = 77
+"""The exit code of a process without memory for a call."""
+
+
 class ApartFailed(Exception):
     """A method raised in its process, or the process ended. The message is the cause, in a line."""
 
 
-class ApartTooLong(ApartFailed):
-    """The process computed for longer than it may."""
+class ApartTooMuch(ApartFailed):
+    """The process took more than its bounds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Limits of a process: seconds of computing in all, seconds of a call however they are spent, bytes of memory of
+    its own beyond those it starts with. A child of it has the same of computing and memory for itself, none of a
+    call."""
+
+    cpu_s: int
+    call_s: float
+    memory_bytes: int
+
+    def hold(self) -> None:
+        """Bind this process to those of computing and memory."""
+        memory = _data_bytes() + self.memory_bytes
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+        resource.setrlimit(resource.RLIMIT_CPU, (self.cpu_s, self.cpu_s + 1))
+
+    def broken(self, exitcode: int | None) -> str | None:
+        """The bound that ended a process with this code, None if it was none."""
+        words = {
+            -signal.SIGXCPU: f"computed for more than {self.cpu_s} s",
+            -signal.SIGALRM: f"did not answer a call in {self.call_s:g} s",
+            OUT_OF_MEMORY: f"wanted more than {self.memory_bytes >> 20} MiB of memory",
+        }
+        return None if exitcode is None else words.get(exitcode)
+
+
+def _data_bytes() -> int:
+    """The bytes that RLIMIT_DATA counts of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
 
 
 class Apart:
     """An object in its own process. One call at a time."""
 
-    def __init__(self, made: str, process: BaseProcess, connection: Connection, cpu_s: int | None) -> None:
-        self._made, self._process, self._connection, self._cpu_s = made, process, connection, cpu_s
+    def __init__(self, made: str, process: BaseProcess, connection: Connection, bounds: Bounds | None) -> None:
+        self._made, self._process, self._connection, self._bounds = made, process, connection, bounds
         self._is_asked = False
 
     def __repr__(self) -> str:
@@ -66,8 +105,9 @@ class Apart:
             is_result, found = cast("tuple[bool, Any]", self._connection.recv())
         except (EOFError, ConnectionResetError):
             self._process.join()
-            if self._process.exitcode == -signal.SIGXCPU:
-                raise ApartTooLong(f"{self._made} computed for more than {self._cpu_s} s") from None
+            broken = None if self._bounds is None else self._bounds.broken(self._process.exitcode)
+            if broken is not None:
+                raise ApartTooMuch(f"{self._made} {broken}") from None
             raise ApartFailed(f"the process of {self._made} ended with {self._process.exitcode}") from None
         self._is_asked = False
         if not is_result:
@@ -86,18 +126,18 @@ class Apart:
 
 
 @contextmanager
-def started(made: str, *arguments: object, cpu_s: int | None = None) -> Generator[Apart]:
-    """While inside, a process with the object of the entry `made`, called with `arguments`; it may compute for `cpu_s`
-    seconds in all. Afterwards it is ended, whatever it does. Blocks, the first time for the import."""
+def started(made: str, *arguments: object, bounds: Bounds | None = None) -> Generator[Apart]:
+    """While inside, a process with the object of the entry `made`, called with `arguments`. Afterwards it is ended,
+    whatever it does. Blocks, the first time for the import."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__", __name__, made.partition(":")[0]])
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, made, arguments, cpu_s), daemon=True)
+    process = context.Process(target=_serve, args=(theirs, made, arguments, bounds), daemon=True)
     try:
         process.start()
     finally:
         theirs.close()
-    one = Apart(made, process, ours, cpu_s)
+    one = Apart(made, process, ours, bounds)
     try:
         yield one
     finally:
@@ -105,27 +145,49 @@ def started(made: str, *arguments: object, cpu_s: int | None = None) -> Generato
 
 
 @asynccontextmanager
-async def apart(made: str, *arguments: object, cpu_s: int | None = None) -> AsyncGenerator[Apart]:
+async def apart(made: str, *arguments: object, bounds: Bounds | None = None) -> AsyncGenerator[Apart]:
     """`started`, while the loop goes on."""
     with contextlib.ExitStack() as stack:
-        one = await asyncio.to_thread(stack.enter_context, started(made, *arguments, cpu_s=cpu_s))
+        one = await asyncio.to_thread(stack.enter_context, started(made, *arguments, bounds=bounds))
         try:
             yield one
         finally:
             await asyncio.to_thread(stack.close)
 
 
-def _serve(connection: Connection, made: str, arguments: tuple[object, ...], cpu_s: int | None) -> None:
+def _serve(connection: Connection, made: str, arguments: tuple[object, ...], bounds: Bounds | None) -> None:
     """Answer calls until the other side is gone."""
-    if cpu_s is not None:
-        resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
-    thing: Any = None
-    with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
-        while True:
-            method, given = cast("tuple[str, tuple[object, ...]]", connection.recv())
-            try:
-                thing = entry(made)(*arguments) if thing is None else thing
-                answer = True, getattr(thing, method)(*given)
-            except Exception as error:  # noqa: BLE001 - whatever it is belongs to the caller
-                answer = False, f"{type(error).__name__}: {error}"
-            connection.send(answer)
+    call_s = 0.0
+    if bounds is not None:
+        bounds.hold()
+        call_s = bounds.call_s
+    thing = Lazy(made, arguments)
+    try:
+        with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
+            while True:
+                method, given = cast("tuple[str, tuple[object, ...]]", connection.recv())
+                signal.setitimer(signal.ITIMER_REAL, call_s)
+                answer = thing.answer(method, given)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                connection.send(answer)
+    except MemoryError:
+        sys.exit(OUT_OF_MEMORY)
+
+
+class Lazy:
+    """An object that its first call makes."""
+
+    def __init__(self, made: str, arguments: tuple[object, ...]) -> None:
+        self._made, self._arguments = made, arguments
+        self._thing: Any = None
+
+    def answer(self, method: str, given: tuple[object, ...]) -> tuple[bool, Any]:
+        """Whether the method has a result, and it, else why not in a line. Raises MemoryError."""
+        try:
+            if self._thing is None:
+                self._thing = entry(self._made)(*self._arguments)
+            return True, getattr(self._thing, method)(*given)
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is belongs to the caller
+            return False, f"{type(error).__name__}: {error}"

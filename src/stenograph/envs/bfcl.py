@@ -6,8 +6,8 @@ truth after each turn, and the results that it wants; else 0. The loop is that o
 at most 20 steps a turn, then the task has failed. `bfcl:simple_python` and its kin: one request, whose calls the
 package's `ast_checker` compares with its answers.
 
-A call gets to the simulators only with the name of a tool and literals as arguments, and into a process with a limit of
-computing (`envs/apart`): a task with a call beyond it has failed.
+A call gets to the simulators only with the name of a tool and literals as arguments, and into a process with bounds
+(`envs/apart`): a task with a call beyond them has failed.
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from stenograph.client.samples import Reward
 from stenograph.client.session import RolloutSession
-from stenograph.envs.apart import Apart, ApartTooLong, apart, started
+from stenograph.envs.apart import Apart, ApartTooMuch, Bounds, apart, started
 from stenograph.envs.base import Task, WrongEnvironment, chat_fields, check_no_seed
 from stenograph.envs.chat import SessionChat, chat
 
@@ -36,8 +36,8 @@ SINGLE_TURN = (
     "live_irrelevance",
     "live_relevance",
 )
-CPU_S = 30
-"""Seconds of computing for a task's calls and its check."""
+BOUNDS = Bounds(cpu_s=30, call_s=60, memory_bytes=1 << 30)
+"""Those of a task's calls and its check."""
 
 JUDGE = "stenograph.envs.bfcl_judge:BfclJudge"
 
@@ -71,13 +71,13 @@ class Bfcl:
     async def run(self, task: Task, session: RolloutSession) -> Reward:
         """Play the task; 1.0 or 0.0 by the package's check."""
         entry, truth = cast("tuple[dict[str, Any], object]", task.data)
-        async with apart(JUDGE, cpu_s=CPU_S) as judge, chat(session, self._fields) as talk:
+        async with apart(JUDGE, bounds=BOUNDS) as judge, chat(session, self._fields) as talk:
             try:
                 if self._which in SINGLE_TURN:
                     return await single_turn(judge, talk, entry, truth, self._which)
                 play = TaskPlay(judge, entry)
                 return float(await play.run(talk) and await judge.call("turns_are_right", entry, play.calls, truth))
-            except ApartTooLong:
+            except ApartTooMuch:
                 return 0.0
 
 

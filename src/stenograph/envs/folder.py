@@ -31,7 +31,8 @@ MAX_NAME_CHARS = 120
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedRollout:
     """One line. `number` counts a task's rollouts from 0. `samples` is the payload's place in the folder, None where
-    there is none; `num_trained` counts its trained tokens. `error` is one line, None where it ended `ok`."""
+    there is none; `num_trained` counts its trained tokens. `error` is one line, None where it ended `ok`;
+    `trajectory_error` is one too, why its trajectory could not be made."""
 
     task: str
     number: int
@@ -43,6 +44,7 @@ class EndedRollout:
     num_trained: int
     samples: str | None
     error: str | None
+    trajectory_error: str | None = None
 
 
 class RolloutFolder:
@@ -103,12 +105,16 @@ class RolloutFolder:
         ended = self._ended.get((task, number))
         return ended is not None and ended.end in ("ok", "agent_failed")
 
-    def add(self, ended: EndedRollout, payload: bytes | None) -> None:
-        """Keep a rollout: its samples first, then its line, both on the disk when it returns. Any thread may call it.
-        Raises OSError, and then keeps no part of the line."""
+    def add(self, ended: EndedRollout, payload: bytes | None, trajectory: Mapping[str, object] | None = None) -> None:
+        """Keep a rollout: its samples and trajectory first, then its line, all on the disk when it returns. Any thread
+        may call it. Raises OSError, and then keeps no part of the line."""
         if payload is not None:
             assert ended.samples is not None
             replace_file(self.path / ended.samples, payload)
+        if trajectory is not None:
+            (self.path / "atif").mkdir(exist_ok=True)
+            name = f"{_name_of(ended.task)}.{ended.number}.json"
+            replace_file(self.path / "atif" / name, json.dumps(trajectory).encode())
         line = json.dumps(asdict(ended)).encode() + b"\n"
         with self._writing, (self.path / "rollouts.jsonl").open("ab", buffering=0) as log:
             end = log.tell()
@@ -120,12 +126,6 @@ class RolloutFolder:
                 log.truncate(end)
                 raise
         self._ended[ended.task, ended.number] = ended
-
-    def add_trajectory(self, task: str, number: int, trajectory: Mapping[str, object] | None) -> None:
-        """Keep a rollout's trajectory, if it has one. Any thread may call it. Raises OSError."""
-        (self.path / "atif").mkdir(exist_ok=True)
-        if trajectory is not None:
-            replace_file(self.path / "atif" / f"{_name_of(task)}.{number}.json", json.dumps(trajectory).encode())
 
     def samples(self, ended: EndedRollout) -> DecodedSamples | None:
         """A rollout's samples. Raises OSError, and BadPayload for a damaged file."""

@@ -13,12 +13,12 @@ from typing import Any, cast
 
 from stenograph.client.samples import Reward
 from stenograph.client.session import RolloutSession
-from stenograph.envs.apart import ApartTooLong, apart
+from stenograph.envs.apart import ApartTooMuch, Bounds, apart
 from stenograph.envs.base import Task, WrongEnvironment, chat_fields
 from stenograph.envs.chat import chat
 
-CPU_S = 30
-"""Seconds of computing for a score."""
+BOUNDS = Bounds(cpu_s=30, call_s=60, memory_bytes=1 << 30)
+"""Those of a score."""
 
 gym: Any = importlib.import_module("reasoning_gym")
 
@@ -51,17 +51,17 @@ class ReasoningGym:
         return [Task(id=f"{self._which}-{seed}-{index}", data=one) for index, one in enumerate(entries)]
 
     async def run(self, task: Task, session: RolloutSession) -> Reward:
-        """Ask once; the dataset's score of the answer, 0 to 1, and 0 where computing it does not end."""
+        """Ask once; the dataset's score of the answer, 0 to 1, and 0 where computing it takes more than `BOUNDS`."""
         entry = cast("dict[str, Any]", task.data)
         prompt = gym.utils.SYSTEM_PROMPTS["default"]
         messages = [{"role": "system", "content": prompt}, {"role": "user", "content": entry["question"]}]
         async with chat(session, self._fields) as talk:
             said = await talk.say(messages)
         answer = gym.utils.extract_answer(str(said.get("content") or ""))
-        async with apart("stenograph.envs.reasoning_gym:DatasetScores", self._dataset, cpu_s=CPU_S) as scores:
+        async with apart("stenograph.envs.reasoning_gym:DatasetScores", self._dataset, bounds=BOUNDS) as scores:
             try:
                 return float(await scores.call("score", answer, entry))
-            except ApartTooLong:
+            except ApartTooMuch:
                 return 0.0
 
 

@@ -75,19 +75,21 @@ async def run_rollouts(
     wanted = [one for one in members if not folder.is_done(one.task.id, one.number)]
     progress = RolloutProgress(folder, num_wanted=len(members), stream=stream)
 
+    trajectories: dict[tuple[str, int], KeptTrajectory] = {}
+
     async def agent(member: Member, session: RolloutSession) -> Reward | None:
         reward: Reward | None = None
         try:
             reward = await environment.run(member.task, session)
         finally:
             if plan.atif:
-                made = await session_trajectory(session, reward=reward)
-                await asyncio.to_thread(folder.add_trajectory, member.task.id, member.number, made)
+                trajectories[member.task.id, member.number] = await _trajectory(session, reward)
         return reward
 
     async def ended(rollout: Rollout[Member]) -> None:
+        kept = trajectories.pop((rollout.task.task.id, rollout.task.number), KeptTrajectory())
         payload = None if rollout.samples is None else rollout.samples.payload
-        await asyncio.to_thread(folder.add, _line(rollout), payload)
+        await asyncio.to_thread(folder.add, _line(rollout, kept.error), payload, kept.made)
 
     def fields(member: Member) -> SessionFields:
         found: SessionFields = {"group": member.task.id}
@@ -105,7 +107,22 @@ async def run_rollouts(
     )
 
 
-def _line(rollout: Rollout[Member]) -> EndedRollout:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptTrajectory:
+    """A session's trajectory before its session is deleted; `error` says in a line why there is none."""
+
+    made: Mapping[str, object] | None = None
+    error: str | None = None
+
+
+async def _trajectory(session: RolloutSession, reward: Reward | None) -> KeptTrajectory:
+    try:
+        return KeptTrajectory(made=await session_trajectory(session, reward=reward))
+    except Exception as error:  # noqa: BLE001 - whatever it is costs the trajectory, not the rollout's end and reward
+        return KeptTrajectory(error=error_line(error))
+
+
+def _line(rollout: Rollout[Member], trajectory_error: str | None) -> EndedRollout:
     task, number = rollout.task.task.id, rollout.task.number
     return EndedRollout(
         task=task,
@@ -118,6 +135,7 @@ def _line(rollout: Rollout[Member]) -> EndedRollout:
         num_trained=rollout.num_trained,
         samples=None if rollout.samples is None else place_of(task, number),
         error=None if rollout.error is None else error_line(rollout.error),
+        trajectory_error=trajectory_error,
     )
 
 
@@ -173,4 +191,6 @@ def summary(folder: RolloutFolder) -> list[str]:
         lines.append(f"mean reward {fmean(rewards):.3f}; {same} of {len(groups)} groups have one reward alone")
     causes = Counter(one.error for one in ended if one.error is not None and one.end != "aborted")
     lines += [f"{number} x {cause}" for cause, number in causes.most_common(5)]
+    causes = Counter(one.trajectory_error for one in ended if one.trajectory_error is not None)
+    lines += [f"{number} x no trajectory: {cause}" for cause, number in causes.most_common(5)]
     return lines
