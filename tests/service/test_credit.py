@@ -90,6 +90,21 @@ async def test_rewards_of_turns_and_tokens_survive_a_restart(kept: Serve) -> Non
         assert (await sample_of(live, session))["token_rewards"] == before["token_rewards"]
 
 
+@pytest.mark.parametrize("history", ["linear", "tree"])
+async def test_a_reward_of_a_turn_replaced_later_is_said_and_not_lost(live: Live, history: str) -> None:
+    session = await live.open(history=history)
+    live.says("one")
+    await live.chat(session, user("a"))
+    await live.call("PUT", f"/sessions/{session}/outcome", {"turns": [{"turn": 0, "reward": 0.5}]})
+    live.says("another")
+    assert (await live.chat(session, user("a"))).status == 200
+    answer = await live.call("POST", f"/sessions/{session}/samples", {"format": "json"})
+    assert (answer.status, answer.json()["error"]["code"]) == (422, "samples_inconsistent")
+    assert "later turns replaced: [0]" in answer.json()["error"]["message"]
+    await live.call("PUT", f"/sessions/{session}/outcome", {"turns": [{"turn": 1, "reward": 0.5}]})
+    assert sum((await sample_of(live, session))["token_rewards"]) == 0.5
+
+
 async def decoded_samples(live: Live) -> DecodedSamples:
     session, sizes = await rollout(live)
     await live.call("PUT", f"/sessions/{session}/outcome", credit(sizes))

@@ -12,6 +12,7 @@ import pytest
 
 from standins.clock import ManualClock
 from stenograph.core.errors import StorageUnavailable
+from stenograph.core.types import SessionId
 from stenograph.store.database import FileConnection
 from stenograph.store.folder import DataFolder
 from stenograph.store.sqlite import SqliteStore
@@ -420,3 +421,12 @@ async def test_sessions_leave_memory_in_the_order_of_their_last_chats_and_no_mor
         live.says("two")
         assert (await live.chat(sessions[1], user("hello"), seed=2)).status == 200  # comes back, and the oldest goes
         assert [live.manager.sessions.has(session) for session in sessions] == [False, True, False, False]
+
+
+async def test_a_session_that_another_process_took_is_not_evicted_again(kept: Serve) -> None:
+    async with kept(max_sessions=1) as live:
+        session = await live.open()
+        live.manager.let_go_of(SessionId(session), StorageUnavailable("moved", is_full=False, retry_after_s=1.0))
+        for _ in range(2):
+            other = await live.open()
+            assert live.manager.sessions.has(SessionId(other))

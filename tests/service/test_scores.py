@@ -86,6 +86,68 @@ async def test_what_is_scored_already_is_not_scored_again_but_by_other_weights(l
     assert not (await scored(live, session, prompt="x"))["was_scored"]
 
 
+async def test_unnamed_weights_are_the_same_in_one_process_until_some_change(kept: Kept) -> None:
+    async with kept() as live:
+        session = await rollout(live)
+        first = await scored(live, session)
+        assert (await scored(live, session))["was_scored"]
+        live.manager.weights.begin_change()
+        live.manager.weights.end_change("")
+        assert not (await scored(live, session))["was_scored"]
+        live.engine.weight_version = "default"  # an engine's word for weights without a name
+        assert (await scored(live, session))["was_scored"]
+    async with kept() as live:
+        again = await scored(live, session)
+        assert (again["was_scored"], again["turns"]) == (False, first["turns"])
+        assert (await scored(live, session))["was_scored"]
+        live.manager.weights.name("v1")
+        assert not (await scored(live, session))["was_scored"]
+    async with kept() as live:
+        live.manager.weights.name("v1")
+        assert (await scored(live, session))["was_scored"]
+
+
+async def test_unnamed_weights_that_change_during_a_pass_leave_no_annotation(live: Live) -> None:
+    session = await rollout(live)
+    live.engine.on_score = lambda _: live.manager.weights.begin_change()
+    answer = await live.call("POST", f"/sessions/{session}/scores", {})
+    assert (answer.status, answer.json()["error"]["code"]) == (503, "engine_unavailable")
+    assert (await live.call("GET", f"/sessions/{session}/scores")).json()["scores"] == []
+
+
+async def test_scores_are_held_as_tokens_are_and_none_are_made_without_room(serve: Serve) -> None:
+    async with serve(max_held_tokens=200) as live:
+        session = await rollout(live)
+        num_tokens = live.manager.sessions.num_held_tokens
+        told = await scored(live, session, top_k=2)
+        assert live.manager.sessions.num_held_tokens == num_tokens + 3 * told["num_scored"]
+        await scored(live, session)
+        assert live.manager.sessions.num_held_tokens == num_tokens + told["num_scored"]
+        refused = await scored_until_refused(live, session)
+        assert (refused.status, refused.json()["error"]["code"]) == (429, "limit_exceeded")
+        await live.call("DELETE", f"/sessions/{session}")
+        assert live.manager.sessions.num_held_tokens == 0
+
+
+async def scored_until_refused(live: Live, session: str) -> Any:
+    for number in range(60):
+        answer = await live.call("POST", f"/sessions/{session}/scores", {"name": f"n{number}", "top_k": 20})
+        if answer.status != 200:
+            return answer
+    raise AssertionError("there was room for all of them")
+
+
+async def test_messages_of_a_prompt_are_rendered_with_the_tools_of_each_line(live: Live, renderer: Renderer) -> None:
+    session = await live.open()
+    for name in ("search", "delete"):
+        live.says(f"by {name}")
+        tool = {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+        assert (await live.chat(session, user(name), tools=[tool])).status == 200
+    await scored(live, session, prompt=[user("q")])
+    prompts = [renderer.tokenizer.decode(one.ids[: one.start]) for one in live.engine.scored]
+    assert [[name in text for name in ("search", "delete")] for text in prompts] == [[True, False], [False, True]]
+
+
 async def test_another_prompt_stands_in_place_of_the_first_and_changes_nothing_recorded(
     live: Live, renderer: Renderer
 ) -> None:
@@ -270,7 +332,7 @@ async def test_weights_that_come_between_two_passes_leave_no_annotation(live: Li
 
 
 async def test_annotations_are_there_after_an_eviction_and_a_restart(kept: Kept) -> None:
-    async with kept(max_sessions=1) as live:
+    async with kept(max_sessions=1, weight_version="v1") as live:
         session = await rollout(live)
         told = await scored(live, session, name="teacher", policy="P☃", top_k=2)
         judged = await scored(live, session, name="judge", tokens=["y", "n"])
@@ -281,7 +343,7 @@ async def test_annotations_are_there_after_an_eviction_and_a_restart(kept: Kept)
         await live.open()
         assert not live.manager.sessions.has(session)
         assert (await live.call("GET", f"/sessions/{session}/scores")).json() == listed
-    async with kept() as live:
+    async with kept(weight_version="v1") as live:
         again = await scored(live, session, name="teacher", policy="P☃", top_k=2)
         assert again == {**told, "was_scored": True}
         assert await scored(live, session, name="judge", tokens=["y", "n"]) == {**judged, "was_scored": True}

@@ -96,3 +96,8 @@ class Annotation:
     def num_scored(self) -> int:
         """Tokens with a score."""
         return len(self.tokens) + sum(len(turn.logprobs) for turn in self.turns.values())
+
+    @property
+    def num_held(self) -> int:
+        """Its numbers in memory, as tokens are counted."""
+        return self.num_scored + sum(len(turn.top_ids) for turn in self.turns.values())

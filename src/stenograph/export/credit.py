@@ -4,9 +4,11 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stenograph.core.errors import InvalidRequest
+from stenograph.core.errors import InvalidRequest, SamplesInconsistent
 from stenograph.core.outcome import SessionOutcome
+from stenograph.export.lines import leaves_of
 from stenograph.export.samples import Sample, SampleSet
+from stenograph.trajectory.strand_facts import SessionFacts
 from stenograph.trajectory.turn import Node
 
 
@@ -23,8 +25,15 @@ def check_credit(outcome: SessionOutcome, nodes: Sequence[Node]) -> None:
             )
 
 
-def with_credit(made: SampleSet, outcome: SessionOutcome) -> SampleSet:
-    """Samples with the reward of each trained token: its own, and on a turn's last one in the sample the turn's too."""
+def with_credit(made: SampleSet, outcome: SessionOutcome, facts: SessionFacts) -> SampleSet:
+    """Samples with the reward of each trained token: its own, and on a turn's last one in the sample the turn's too.
+
+    Raises SamplesInconsistent for a reward of a turn in no line: a later turn has replaced it."""
+    ends = leaves_of(facts.nodes, facts.options.history)
+    if gone := sorted({*outcome.turns, *outcome.tokens} - {node.id for end in ends for node in end.line()}):
+        raise SamplesInconsistent(
+            f"The outcome has rewards of turns that later turns replaced: {gone[:50]}. Set it again, without them."
+        )
     return replace(made, samples=tuple(replace(one, token_rewards=_credit(one, outcome)) for one in made.samples))
 
 

@@ -11,7 +11,7 @@ from typing import TypedDict, cast
 
 from stenograph.core.errors import SamplesInconsistent
 from stenograph.core.json_types import Count
-from stenograph.core.kinds import StrandKind
+from stenograph.core.kinds import HistoryKind, StrandKind
 from stenograph.core.loaded import entry
 from stenograph.core.outcome import RolloutVerdict
 from stenograph.core.types import WeightSpan
@@ -72,6 +72,11 @@ def leaves(nodes: Sequence[Node]) -> list[Node]:
     """The nodes without a child, oldest commit first."""
     parents = {node.parent.id for node in nodes if node.parent is not None}
     return [node for node in nodes if node.id not in parents]
+
+
+def leaves_of(nodes: Sequence[Node], history: HistoryKind | None) -> list[Node]:
+    """The leaves of the lines for samples: of strands all of them, each strand has one line."""
+    return leaves(nodes) if history is HistoryKind.STRANDS else kept_leaves(nodes)
 
 
 def kept_leaves(nodes: Sequence[Node]) -> list[Node]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from stenograph.core.json_pieces import as_chunked_list, as_list
 from stenograph.core.json_types import Count, Logprob, TokenIds
-from stenograph.core.kinds import Compat, HistoryKind, StrandKind
+from stenograph.core.kinds import Compat, StrandKind
 from stenograph.core.loaded import entry
 from stenograph.core.logprobs import Logprobs, known_logprobs
 from stenograph.core.message_json import MediaRow
@@ -29,9 +29,8 @@ from stenograph.export.lines import (
     SampleLine,
     WireSpan,
     cut,
-    kept_leaves,
     leaf_descriptor,
-    leaves,
+    leaves_of,
     owners,
     spans_json,
     strand_row,
@@ -213,14 +212,13 @@ def make_samples(
     if not nodes:
         return SampleSet(samples=(), empty_reason=EmptyReason.NO_RECORDS)
     strands = {} if session is None else session.by_node()
-    has_lines = session is not None and session.options.history is HistoryKind.STRANDS
     lines: list[SampleLine] = []
     left_out: list[SampleLine] = []
     failed: list[SampleLine] = []
     outcome, options = (None, SessionOptions()) if session is None else (session.outcome, session.options)
     group, compat = options.stated.group, options.compat
     leaves_out = not include_failed and outcome is not None and outcome.verdict is RolloutVerdict.INFRA_FAILED
-    kept = leaves(nodes) if has_lines else kept_leaves(nodes)
+    kept = leaves_of(nodes, None if session is None else options.history)
     for leaf in kept:
         whole = whole_line(leaf, max_trim_tokens=max_trim_tokens)
         if leaf.id in strands and strands[leaf.id].kind not in kinds:

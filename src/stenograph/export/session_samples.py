@@ -71,7 +71,7 @@ def session_samples(
         include_failed=wishes.include_failed,
     )
     if facts.outcome is not None and (facts.outcome.turns or facts.outcome.tokens):
-        made = entry("stenograph.export.credit:with_credit")(made, facts.outcome)
+        made = entry("stenograph.export.credit:with_credit")(made, facts.outcome, facts)
     if wishes.scores:
         made = entry("stenograph.export.scores:with_scores")(made, facts.annotations, wishes.scores)
     latest = facts.latest

@@ -14,13 +14,14 @@ from typing import TypeVar
 
 from stenograph.core.chat import Asked
 from stenograph.core.errors import EngineUnavailable, InvalidRequest
-from stenograph.core.kinds import TRAINED_KINDS, HistoryKind
+from stenograph.core.kinds import TRAINED_KINDS
 from stenograph.core.messages import Message, Role
 from stenograph.core.outcome import Annotation
 from stenograph.core.types import RequestId
+from stenograph.core.weights import UNNAMED
 from stenograph.engine.base import Engine, EngineState
 from stenograph.engine.scoring import ScoreRequest, Scores
-from stenograph.export.lines import SampleLine, kept_leaves, leaves, whole_line
+from stenograph.export.lines import SampleLine, leaves_of, whole_line
 from stenograph.scores.passes import ScorePass, digest_of, scores_of_turns, token_passes, turn_passes, with_prompt
 from stenograph.scores.requests import ScoreRequestBody, messages_of
 from stenograph.session.facts import session_facts
@@ -46,6 +47,7 @@ class ScoreDesk:
         self._services = services
         self._sessions = sessions
         self.in_flight = in_flight
+        self._id = uuid.uuid4().hex
         self._places = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(in_flight))
 
     def __repr__(self) -> str:
@@ -53,24 +55,25 @@ class ScoreDesk:
 
     async def score(self, session: Session, wire: ScoreRequestBody) -> tuple[Annotation, bool]:
         """Score a session's tokens and keep the annotation; True where it was there already: the same tokens by the
-        same weights. Raises InvalidRequest, EngineUnavailable, UpstreamError, SamplesInconsistent, and as `annotate`
-        does."""
+        same weights. Weights without a name are the same in this process alone, until some change. Raises
+        InvalidRequest, EngineUnavailable, UpstreamError, SamplesInconsistent, and as `annotate` does."""
         engine = self._engine(wire.engine)
         passes = await self._passes(session_facts(session), wire)
         if wire.name not in session.annotations and len(session.annotations) >= MAX_ANNOTATIONS:
             raise InvalidRequest(f"The session has {MAX_ANNOTATIONS} annotations, the most: reuse a name of theirs.")
-        known, version = session.annotations.get(wire.name), await engine.find_version()
-        digest = digest_of(passes, _facts(engine, wire, version))
-        if known is not None and known.digest == digest:
+        self._sessions.capacity.check(0)  # scores are held as tokens are
+        known, weights = session.annotations.get(wire.name), self._services.weights
+        num_changes, version = weights.num_changes, await engine.find_version()
+        if known is not None and known.digest == digest_of(passes, self._facts(engine, wire, version)):
             return known, True
         results = await self._scored(engine, passes, wire)
         versions = {scores.version for scores in results}
-        if len(versions) > 1:
+        if len(versions) > 1 or weights.num_changes != num_changes:
             raise EngineUnavailable("Other weights came while the session was scored: ask again.", retry_after_s=1.0)
         version = versions.pop() or version
         annotation = Annotation(
             name=wire.name,
-            digest=digest_of(passes, _facts(engine, wire, version)),
+            digest=digest_of(passes, self._facts(engine, wire, version)),
             engine=engine.capabilities.engine,
             policy=wire.policy,
             version=version,
@@ -111,11 +114,11 @@ class ScoreDesk:
     async def _passes(self, facts: SessionFacts, wire: ScoreRequestBody) -> list[ScorePass]:
         lines = self._lines(facts, wire)
         num_bytes = _BYTES_PER_TOKEN * sum(len(line.ids) for line in lines)
-        prompt = await self._on_pool(partial(self._prompt, lines[0], wire), num_bytes)
+        prompts = await self._on_pool(lambda: [self._prompt(line, wire) for line in lines], num_bytes)
         if wire.tokens is None:
-            return await self._on_pool(lambda: turn_passes(lines, prompt), num_bytes)
+            return await self._on_pool(lambda: turn_passes(lines, prompts), num_bytes)
         tokens = {text: self._token(text, index) for index, text in enumerate(wire.tokens)}
-        before = await self._on_pool(partial(self._before, lines[0], prompt, wire), num_bytes)
+        before = await self._on_pool(partial(self._before, lines[0], prompts[0], wire), num_bytes)
         return token_passes(before, tokens)
 
     async def _on_pool(self, work: Callable[[], T], num_bytes: int) -> T:
@@ -135,7 +138,7 @@ class ScoreDesk:
         else:
             nodes = [node for strand in chosen for node in strand.nodes]
             nodes.sort(key=lambda node: node.id)
-            ends = [*(leaves if facts.options.history is HistoryKind.STRANDS else kept_leaves)(nodes)]
+            ends = [*leaves_of(nodes, facts.options.history)]
         most = self._services.renderer.max_trim_tokens
         lines = [whole_line(end, max_trim_tokens=most) for end in ends if end is not None]
         if not any(part.num_sampled for line in lines for part in line.parts):
@@ -184,14 +187,14 @@ class ScoreDesk:
             )
         return ids[0]
 
-
-def _facts(engine: Engine, wire: ScoreRequestBody, version: str | None) -> Mapping[str, object]:
-    """The facts beside ids that scores depend on."""
-    told = engine.capabilities
-    return {
-        "engine": wire.engine,
-        "model": told.model,
-        "policy": wire.policy,
-        "version": version,
-        "top_k": wire.top_k,
-    }
+    def _facts(self, engine: Engine, wire: ScoreRequestBody, version: str | None) -> Mapping[str, object]:
+        """The facts beside ids that scores depend on."""
+        weights = self._services.weights
+        name = weights.version if version in (None, UNNAMED) else version
+        return {
+            "engine": wire.engine,
+            "model": engine.capabilities.model,
+            "policy": wire.policy,
+            "weights": name or [self._id, weights.num_changes],
+            "top_k": wire.top_k,
+        }

@@ -37,15 +37,15 @@ class ScorePass:
     token: str = ""
 
 
-def turn_passes(lines: Sequence[SampleLine], prompt: "array[int] | None") -> list[ScorePass]:
-    """The passes to score the sampled tokens of these lines, `prompt` in place of the first of each."""
+def turn_passes(lines: Sequence[SampleLine], prompts: "Sequence[array[int] | None]") -> list[ScorePass]:
+    """The passes to score the sampled tokens of these lines, each with its prompt in place of its first one."""
     best: dict[int, tuple[int, int]] = {}
     for index, line in enumerate(lines):
         for part in line.parts:
             if part.num_sampled > best.get(part.node.id, (0, 0))[0]:
                 best[part.node.id] = (part.num_sampled, index)
     passes: list[ScorePass] = []
-    for index, line in enumerate(lines):
+    for index, (line, prompt) in enumerate(zip(lines, prompts, strict=True)):
         ids, shift = with_prompt(line, prompt)
         parts: list[ScoredPart] = []
         end = shift

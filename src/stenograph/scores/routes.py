@@ -12,7 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stenograph.core.errors import (
+    Draining,
     EngineUnavailable,
+    LimitExceeded,
     SamplesInconsistent,
     StenographError,
     UnrenderableMessage,
@@ -101,7 +103,7 @@ class ScoreRoutes:
         "Score a session's recorded tokens by a teacher-forced pass",
         ScoresView,
         body=ScoreRequestBody,
-        errors=(SamplesInconsistent, UnrenderableMessage, *ENGINE_FAULTS, *STORED),
+        errors=(SamplesInconsistent, UnrenderableMessage, LimitExceeded, Draining, *ENGINE_FAULTS, *STORED),
     )
     async def score(self, request: Request) -> Response:
         """`POST /sessions/{id}/scores`."""

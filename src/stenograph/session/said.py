@@ -27,6 +27,7 @@ async def annotate(sessions: Sessions, session_id: str, annotation: Annotation) 
 
     def then(session: Session) -> None:
         session.annotations[annotation.name] = annotation
+        sessions.count_tokens(session)
 
     await _keep(sessions, session_id, SCORES, lambda at: encode_annotation(annotation, idle_since=at), then)
 

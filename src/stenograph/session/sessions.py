@@ -163,12 +163,8 @@ class Sessions:
                 num_sessions, num_tokens = num_sessions - 1, num_tokens - session.num_counted_tokens
                 chosen.append(session)
         for session in chosen:
-            del self._sessions[session.id], self._recent[session.id]
-            self.capacity.num_sessions = len(self._sessions)
-            self._count_tokens(session, 0)
-            session.close()
+            self._drop(session)
         self.num_evicted += len(chosen)
-        self.num_forgotten += len(chosen)
 
     async def wake(self, session_id: str) -> Session:
         """The live session with the id, read from the store if it is not in memory.
@@ -183,7 +179,7 @@ class Sessions:
             return self.get(session_id)
         self._make_room()
         self._hold(session)
-        self._count_tokens(session, session.strands.num_tokens)
+        self.count_tokens(session)
         return session
 
     async def peek(self, session_id: str) -> Session:
@@ -266,12 +262,10 @@ class Sessions:
 
     def let_go(self, session_id: SessionId, why: StorageUnavailable) -> Session | None:
         """Let go of a session, perhaps another process's by now; requests still working on it are refused by `why`."""
-        session = self._sessions.pop(session_id, None)
+        session = self._sessions.get(session_id)
         if session is not None:
             session.refusal = why
-            self._count_tokens(session, 0)
-            session.close()
-            self.num_forgotten += 1
+            self._drop(session)
         return session
 
     def log_stopped(self) -> None:
@@ -288,20 +282,23 @@ class Sessions:
 
     def chatted(self, session: Session) -> None:
         """A request on a session has ended: count its tokens, and evict it after those without one for longer."""
-        if self._sessions.get(session.id) is session:
-            self._count_tokens(session, session.strands.num_tokens)
-            if self.storage is not None:
-                self._recent.move_to_end(session.id)
+        self.count_tokens(session)
+        if session.id in self._recent and self._sessions.get(session.id) is session:
+            self._recent.move_to_end(session.id)
 
     def forget(self, session: Session, end: SessionEnd) -> None:
         """Let go of a session for good. Harmless when repeated."""
-        if self._sessions.pop(session.id, None) is not None:
-            self.capacity.num_sessions = len(self._sessions)
-            self._recent.pop(session.id, None)
-            self._count_tokens(session, 0)
-            self.num_forgotten += 1
-            session.close()
+        if session.id in self._sessions:
+            self._drop(session)
             self._tell_gone(session, end)
+
+    def _drop(self, session: Session) -> None:
+        del self._sessions[session.id]
+        self._recent.pop(session.id, None)
+        self.capacity.num_sessions = len(self._sessions)
+        self.count_tokens(session)
+        session.close()
+        self.num_forgotten += 1
 
     async def remove(self, session_id: str, end: SessionEnd) -> None:
         """Delete a session found in the store alone. Raises SessionNotFound or StorageUnavailable."""
@@ -320,6 +317,10 @@ class Sessions:
         log_session_end(session, end, age_s=self._clock.wall() - session.created_at, fates=report.num_tokens)
         self._telemetry.session_ended(report)
 
-    def _count_tokens(self, session: Session, num_tokens: int) -> None:
+    def count_tokens(self, session: Session) -> None:
+        """Count a session's tokens and scores anew: none once it is out of memory."""
+        num_tokens = 0
+        if self._sessions.get(session.id) is session:
+            num_tokens = session.strands.num_tokens + sum(one.num_held for one in session.annotations.values())
         self.capacity.num_held_tokens += num_tokens - session.num_counted_tokens
         session.num_counted_tokens = num_tokens
