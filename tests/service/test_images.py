@@ -1,14 +1,12 @@
 """Images through the whole server, before a stand-in of vLLM: exact ids on both sides, or nothing is recorded."""
 
-import asyncio
 import base64
 import hashlib
-import shutil
+import sqlite3
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -26,11 +24,10 @@ from stenograph.store.sqlite import SqliteStore
 from stenograph.text.renderer import Renderer
 
 from .conftest import END, Answer, assistant, running, tiny_files, user
-from .test_custody import check
 from .test_durable import folder
 from .test_vllm_sessions import Rig
 
-__all__ = ["check", "folder"]
+__all__ = ["folder"]
 
 PAD = "<|image_pad|>"
 TOKENS = ("<|vision_start|>", "<|vision_end|>", PAD)
@@ -54,7 +51,11 @@ def seeing() -> Renderer:
 
 @asynccontextmanager
 async def rig_of(
-    renderer: Renderer, report: Report = lambda *told: told, store: SessionStore | None = None, **options: Any
+    renderer: Renderer,
+    report: Report = lambda *told: told,
+    store: SessionStore | None = None,
+    settings: dict[str, Any] | None = None,
+    **options: Any,
 ) -> AsyncIterator[Rig]:
     pad = renderer.tokenizer.added_tokens.get(PAD)
     async with VLLMServer(dev_mode=True, image_token=pad, report=report, **options) as vllm:
@@ -62,7 +63,8 @@ async def rig_of(
         engine = HttpEngine(HttpEngineOptions(url=vllm.url), adapter)
         await engine.start()
         try:
-            async with running(engine, renderer, store=store) as (url, _), aiohttp.ClientSession() as client:
+            served = running(engine, renderer, store=store, **(settings or {}))
+            async with served as (url, _), aiohttp.ClientSession() as client:
                 yield Rig(url, vllm, renderer, client)
         finally:
             await engine.aclose()
@@ -310,54 +312,94 @@ async def test_arrow_samples_name_their_images(rig: Rig) -> None:
     assert row["media"] == sample["media"]
 
 
-async def test_after_a_restart_a_session_has_its_images_and_goes_on_with_them(
-    seeing: Renderer, folder: DataFolder, tmp_path: Path, check: Any
+def pictures(*numbers: int) -> list[dict[str, Any]]:
+    """Items of Responses: one message with these images."""
+    shown = [{"type": "input_image", "image_url": part(number)["image_url"]["url"]} for number in numbers]
+    return [{"role": "user", "content": shown}]
+
+
+async def respond(rig: Rig, session: str, items: Any, **fields: Any) -> Answer:
+    return await rig.call("POST", f"/sessions/{session}/v1/responses", {"input": items, **fields})
+
+
+@pytest.mark.parametrize("has_store", [False, True], ids=["memory", "store"])
+async def test_a_response_goes_on_with_the_images_of_the_one_before(
+    seeing: Renderer, folder: DataFolder, has_store: bool
 ) -> None:
-    sha256 = hashlib.sha256(image(1)).hexdigest()
+    store = await SqliteStore.open(folder) if has_store else None
+    async with rig_of(seeing, store=store) as rig:
+        session = await rig.session()
+        rig.says("seen", "more", "all", "anew")
+        first = (await respond(rig, session, pictures(1, 2))).json()
+        second = (await respond(rig, session, "and?", previous_response_id=first["id"])).json()
+        third = await respond(rig, session, pictures(3), previous_response_id=second["id"])
+        assert third.status == 200, third.body
+        other = await respond(rig, session, "?", previous_response_id=second["id"], instructions="Look again.")
+        assert other.status == 200, other.body
+        asked = [one.json for one in rig.vllm.requests]
+        sent = [[one["uuid"] for one in each["content_parts"]] for each in asked]
+        assert [len(one) for one in sent] == [2, 2, 3, 2]
+        assert sent[0] == sent[1] == sent[3] == sent[2][:2]
+        assert asked[0]["content_parts"] == asked[1]["content_parts"] == asked[3]["content_parts"]
+        for before, after in pairwise(asked[:3]):
+            assert after["token_ids"][: len(before["token_ids"])] == before["token_ids"]
+        found = await samples(rig, session)
+        assert sorted(len(sample["media"]) for sample in found) == [2, 3]
+    if store is not None:
+        await store.aclose()
+
+
+async def test_a_response_whose_images_are_gone_is_refused(seeing: Renderer, folder: DataFolder) -> None:
     store = await SqliteStore.open(folder)
     async with rig_of(seeing, store=store) as rig:
         session = await rig.session()
-        assert (await seen(rig, session)).status == 200
-        before = await samples(rig, session)
+        rig.says("seen")
+        first = (await respond(rig, session, pictures(1))).json()
     await store.aclose()
+    with closing(sqlite3.connect(folder.file())) as raw:
+        raw.executescript("DELETE FROM media")
+        raw.commit()
     store = await SqliteStore.open(folder)
     async with rig_of(seeing, store=store) as rig:
-        answer = await rig.call("GET", f"/sessions/{session}/media/{sha256}")
-        assert (answer.status, answer.body) == (200, image(1))
-        assert await samples(rig, session) == before
-        (drift,) = (await rig.call("GET", f"/sessions/{session}/drift")).json()["lines"]
-        assert drift["mismatches"] == []
-        rig.says("more")
-        answer = await rig.chat(session, sees(text("a"), part(1)), assistant("seen"), sees(part(2)))
-        assert answer.status == 200, answer.body
-        (sample,) = await samples(rig, session)
-        assert sample["tokens"][: len(before[0]["tokens"])] == before[0]["tokens"]
-        assert len(sample["media"]) == 2
-        content = (await rig.call("POST", f"/sessions/{session}/samples", {"format": "json"})).body
-    await store.aclose()
-    shutil.copytree(folder.path, tmp_path / "copy")
-    code, lines = await asyncio.to_thread(check, tmp_path / "copy", content)
-    assert code == 0, lines
-    store = await SqliteStore.open(folder)
-    async with rig_of(seeing, store=store, scale_out=False) as rig:
-        chat = [sees(text("a"), part(1)), assistant("seen"), sees(part(2)), assistant("more"), user("and?")]
-        answer = await rig.chat(session, *chat)
+        answer = await respond(rig, session, "and?", previous_response_id=first["id"])
         assert answer.status == 400, answer.body
-        assert "vllm" in answer.json()["error"]["message"]
+        assert "no longer has the image" in answer.json()["error"]["message"]
+        assert len(await rig.records(session)) == 1
     await store.aclose()
 
 
-async def test_a_response_does_not_go_on_without_the_images_of_the_one_before(rig: Rig) -> None:
-    session = await rig.session()
-    rig.says("seen", "more")
-    items = [{"role": "user", "content": [{"type": "input_image", "image_url": part(1)["image_url"]["url"]}]}]
-    first = await rig.call("POST", f"/sessions/{session}/v1/responses", {"input": items})
-    assert first.status == 200, first.body
-    more = {"input": "and?", "previous_response_id": first.json()["id"]}
-    answer = await rig.call("POST", f"/sessions/{session}/v1/responses", more)
-    assert answer.status == 400, answer.body
-    assert "no previous_response_id" in answer.json()["error"]["message"]
-    assert len(await rig.records(session)) == 1
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [({"max_media_items": 3}, "at most 3 images"), ({"max_body_bytes": 200}, "204 bytes; at most 200")],
+    ids=["number", "bytes"],
+)
+async def test_the_images_of_the_response_before_count(seeing: Renderer, limit: dict[str, int], said: str) -> None:
+    async with rig_of(seeing, settings=limit) as rig:
+        session = await rig.session()
+        rig.says(*["seen"] * 90)
+        answer, num_images = await respond(rig, session, pictures(0)), 1
+        while answer.status == 200:
+            answer = await respond(rig, session, pictures(num_images), previous_response_id=answer.json()["id"])
+            num_images += 1
+        assert answer.status == 400
+        assert said in answer.json()["error"]["message"]
+        assert answer.json()["error"]["param"].startswith(("/previous_response_id", "/input/0"))
+
+
+async def test_equal_bytes_under_two_types_are_each_message_s_own(seeing: Renderer) -> None:
+    async with rig_of(seeing) as rig:
+        session, other = await rig.session(), await rig.session()
+        rig.says("seen", "more", "again")
+        gif = {"type": "image_url", "image_url": {"url": part(1)["image_url"]["url"].replace("png", "gif")}}
+        assert (await rig.chat(session, sees(part(1), gif))).status == 200
+        urls = [one["url"] for one in rig.vllm.requests[-1].json["content_parts"]]
+        assert [url.split(";")[0] for url in urls] == ["data:image/png", "data:image/gif"]
+        (record,) = await rig.records(session)
+        assert [one["media_type"] for one in record["request"]["messages"][0]["media"]] == ["image/png", "image/gif"]
+        assert (await rig.chat(other, sees(gif))).status == 200
+        for own, media_type in ((session, "image/png"), (other, "image/gif")):
+            answer = await rig.call("GET", f"/sessions/{own}/media/{hashlib.sha256(image(1)).hexdigest()}")
+            assert answer.headers["content-type"] == media_type
 
 
 async def test_the_context_left_counts_the_tokens_of_images(rig: Rig) -> None:

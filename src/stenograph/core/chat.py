@@ -15,7 +15,7 @@ import xxhash
 from msgspec import Struct
 
 from stenograph.core.blame import Blame, RequestPart
-from stenograph.core.messages import MediaItem, Message, ReplyDelta, Tool
+from stenograph.core.messages import MediaItem, MediaRef, Message, ReplyDelta, Tool
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.routing import Routing
 from stenograph.core.stages import Stage
@@ -236,7 +236,7 @@ class ChatRequest(Struct, frozen=True, kw_only=True, gc=False):
     client's request: first those its dialect had to make, then those of rules. Where messages have been joined with
     others, `gaps` has the index of the message after each removed one, in order: `place_of` gives a message's number
     for its client. With `takes_echo`, a request ending with its strand's last reply is answered with no message, not
-    refused: the client has lost the end of this reply. `media` are those of the messages, each once.
+    refused: the client lost the end of this reply. `media` are those sent, each once; `earlier_media` are found.
     """
 
     messages: tuple[Message, ...]
@@ -268,6 +268,7 @@ class ChatRequest(Struct, frozen=True, kw_only=True, gc=False):
     gaps: tuple[int, ...] = ()
     takes_echo: bool = False
     media: tuple[MediaItem, ...] = ()
+    earlier_media: tuple[MediaRef, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.messages:

@@ -59,11 +59,12 @@ class MediaItem(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class MediaLimits(Struct, frozen=True, kw_only=True, gc=False):
-    """Limits of a request's media: the bytes of each, and their number. `fetches`: URLs of other servers are taken;
-    `fetched` are those fetched so far, with the media types that their servers told."""
+    """Limits of a request's media: the bytes of each, their number, the bytes of all only named by it. `fetches`: URLs
+    of other servers are taken; `fetched` are those fetched so far, with the media types that their servers told."""
 
     max_bytes: int = 20 * 2**20
     max_items: int = 256
+    max_named_bytes: int = 64 * 2**20
     fetches: bool = False
     fetched: Mapping[str, MediaItem] = field(default_factory=dict[str, MediaItem])
 

@@ -6,17 +6,19 @@ Computed from the turns themselves, not by making the samples again: an error of
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from stenograph.core.logprobs import Logprobs, known_logprobs
-from stenograph.core.media import effective_ids
+from stenograph.core.media import effective_ids, ranges
+from stenograph.core.messages import Expansion
 from stenograph.core.support import supports
 from stenograph.core.types import LogprobsKind
 from stenograph.export.custody import DigestChain
-from stenograph.export.sample_files import FiledSample, FiledTurn
+from stenograph.export.sample_files import FiledMedium, FiledSample, FiledTurn
 from stenograph.trajectory.turn import Node
 
 Values = NDArray[np.generic]
@@ -87,6 +89,7 @@ def sample_faults(sample: FiledSample, kept: KeptTurns, trained: Trained, *, nam
         for fault in _turn_faults(sample, place, kept.chain):
             yield f"turn {place.node.id} (row {kept.rows[place.node.id]}): {fault}"
         yield from _taken(place, trained, sample.custody.session_id, name)
+    yield from _media_faults(sample, places)
 
 
 def _misfit(sample: FiledSample) -> str | None:
@@ -129,9 +132,35 @@ def _length_faults(place: _Place, later: Sequence[FiledTurn], kept: KeptTurns) -
 
 def _new_ids(node: Node) -> "array[int]":
     """The new prompt ids of a turn, effective ones."""
+    return effective_ids(node.turn.new_prompt_ids, _expansions(node))
+
+
+def _expansions(node: Node) -> list[Expansion]:
+    """The expansions of a turn's media, at their positions among its new prompt ids."""
     turn = node.turn
     first = node.num_tokens - len(turn.sampled.ids) - len(turn.new_prompt_ids)
-    return effective_ids(turn.new_prompt_ids, [replace(one, position=one.position - first) for one in turn.media])
+    return [replace(one, position=one.position - first) for one in turn.media]
+
+
+def _media_faults(sample: FiledSample, places: Sequence[_Place]) -> Iterator[str]:
+    """The first row of a medium to differ from the store's."""
+    kept: list[FiledMedium] = []
+    for place in places:
+        media, first = _expansions(place.node), place.row.prompt_start
+        kept += [
+            FiledMedium(one.ref.sha256, one.ref.kind, first + placed.start, placed.length)
+            for one, placed in zip(media, ranges(media), strict=True)
+        ]
+    for number, (found, wanted) in enumerate(zip_longest(sample.media, kept)):
+        if found != wanted:
+            yield f"media row {number} is {_shown(found)}, the store has {_shown(wanted)}"
+            return
+
+
+def _shown(row: FiledMedium | None) -> str:
+    if row is None:
+        return "absent"
+    return f"{row.kind[:16]} {row.sha256[:64]} at [{row.start}, {row.start + row.length})"
 
 
 def _turn_faults(sample: FiledSample, place: _Place, chain: DigestChain) -> Iterator[str]:

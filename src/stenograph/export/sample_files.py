@@ -48,6 +48,15 @@ class FiledSpan(msgspec.Struct, frozen=True):
     end: int
 
 
+class FiledMedium(msgspec.Struct, frozen=True):
+    """A row of a sample's `media`: tokens `[start, start + length)` stand for the medium with this hash."""
+
+    sha256: str
+    kind: str
+    start: int
+    length: int
+
+
 class FiledCustody(msgspec.Struct, frozen=True):
     """A sample's session, the digest of each of its turns, and its trained turns."""
 
@@ -67,6 +76,7 @@ class _FiledFacts(msgspec.Struct, frozen=True, kw_only=True):
     turns: list[FiledTurn]
     weight_spans: list[FiledSpan]
     metadata: _FiledMetadata
+    media: list[FiledMedium] = []
     raw_log_probs: list[float] | None = None
     sampling_log_probs: list[float] | None = None
     tokens: list[int] | None = None
@@ -91,6 +101,7 @@ class FiledSample:
     response_length: int
     turns: Sequence[FiledTurn]
     weight_spans: Sequence[FiledSpan]
+    media: Sequence[FiledMedium]
     custody: FiledCustody | None
 
 
@@ -155,6 +166,7 @@ def _sample(
         response_length=facts.response_length,
         turns=facts.turns,
         weight_spans=facts.weight_spans,
+        media=facts.media,
         custody=facts.metadata.custody,
     )
 
@@ -219,7 +231,7 @@ def _safetensors_sample(
 
 _ARROW_COLUMNS = (
     "tokens", "response_length", "loss_mask", "rollout_log_probs", "raw_log_probs", "sampling_log_probs",
-    "weight_spans", "turns", "supports", "metadata",
+    "weight_spans", "turns", "supports", "metadata", "media",
 )  # fmt: skip
 
 
@@ -257,6 +269,7 @@ def _arrow_sample(pa: Any, columns: dict[str, Any], row: int) -> FiledSample:
         response_length=columns["response_length"][row].as_py(),
         turns=_arrow_turns(columns["turns"][row].as_py(), columns["supports"][row].as_py()),
         weight_spans=[FiledSpan(**span) for span in columns["weight_spans"][row].as_py()],
+        media=[FiledMedium(**row) for row in columns["media"][row].as_py() or ()],
         custody=_decoded(columns["metadata"][row].as_py(), _FiledMetadata).custody,
     )
 

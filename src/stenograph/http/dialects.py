@@ -43,7 +43,10 @@ def turn_routes(core: Core, body_slots: BodySlots) -> list[TurnRoute | CountRout
     """The routes of the dialects: for turns, and for counts alone."""
     sought, settings = frozenset(name.encode() for name in core.services.kind_rules.headers), core.settings
     media = MediaLimits(
-        max_bytes=settings.max_media_bytes, max_items=settings.max_media_items, fetches=bool(settings.fetch_media)
+        max_bytes=settings.max_media_bytes,
+        max_items=settings.max_media_items,
+        max_named_bytes=settings.max_body_bytes,
+        fetches=bool(settings.fetch_media),
     )
     turns = [
         TurnRoute(dialect=dialect, core=core, body_slots=body_slots, sought_headers=sought, media=media)

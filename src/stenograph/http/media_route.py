@@ -46,9 +46,11 @@ class MediaRoute:
         check_query(request)
         session = await self.authenticator.session_of(request.scope, wakes=False)
         assert session is not None, "the path names it"
-        storage, sha256 = self.authenticator.manager.sessions.storage, request.path_params["sha256"]
-        item = await find_media(session, None if storage is None else storage.store, sha256)
+        sha256 = request.path_params["sha256"]
+        item = await find_media(session, self.authenticator.manager.sessions.storage, sha256)
         if item is None:
             raise RouteNotFound(f"This session has no media {sha256[:64]!r}.")
         content = await asyncio.to_thread(decoded, item.base64)
-        return Response(content, media_type=item.ref.media_type, headers=_HEADERS)
+        named = (one.ref for node in session.strands.nodes for message in node.turn.messages for one in message.media)
+        ref = next((ref for ref in named if ref.sha256 == sha256), item.ref)  # equal bytes came first as another type
+        return Response(content, media_type=ref.media_type, headers=_HEADERS)

@@ -12,7 +12,7 @@ from functools import lru_cache
 from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
-from stenograph.core.chat import Remaining, Spelling, StreamPiece
+from stenograph.core.chat import ChatRequest, Remaining, Spelling, StreamPiece
 from stenograph.core.errors import StenographError
 from stenograph.core.kinds import Compat
 from stenograph.core.loaded import entry
@@ -139,13 +139,15 @@ class TurnRoute:
                 media=self.media,
             )
             if self.media.fetches:
-                most_bytes = self.core.settings.max_body_bytes
                 make = entry("stenograph.http.fetch_media:MediaFetcher")
-                fetcher = make(self.core.settings.fetch_media, most_bytes=most_bytes)
+                fetcher = make(self.core.settings.fetch_media, most_bytes=self.media.max_named_bytes)
                 decoded = await fetcher.decoded(self._decoded, incoming)
             else:
                 decoded = await self._decoded(incoming)
             reading.spelling = decoded[0].spelling
+            if isinstance(decoded[0], ChatRequest) and decoded[0].earlier_media:
+                found = entry("stenograph.session.kept_media:with_earlier_media")
+                decoded = await found(decoded, session, self.core.authenticator.manager.sessions.storage)
             if decoded[0].routing is not None or RANK_HEADER in headers:
                 decoded = with_hints(decoded, scope, self.core.authenticator, self.core.services.engine.capabilities)
             caller = Caller(

@@ -28,7 +28,7 @@ async def num_prompt_tokens(
     agent_id = services.kind_rules.agent_id(caller.headers) if session is not None and caller.headers else ""
     ruled = manager.as_sent(request, session, agent_id)
     assert isinstance(ruled, ChatRequest), "a chat is sent as a chat"
-    if ruled.media:
+    if any(message.media for message in ruled.messages):
         raise InvalidRequest(
             "The tokens of images are not counted ahead: the engine makes them, and reports them with a turn's usage.",
             blame=Blame(RequestPart.MESSAGES),

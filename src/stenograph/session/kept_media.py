@@ -7,9 +7,14 @@ the first medium.
 from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
+from msgspec.structs import replace
+
+from stenograph.core.blame import Blame, RequestPart
+from stenograph.core.chat import ChatRequest
+from stenograph.core.errors import InvalidRequest
 from stenograph.core.messages import MediaItem
 from stenograph.session.session import Session
-from stenograph.store.base import SessionStore
+from stenograph.session.storage import SessionStorage
 
 
 class HeldMedium:
@@ -28,10 +33,10 @@ _HELD: WeakValueDictionary[str, HeldMedium] = WeakValueDictionary()
 """The media in memory, by hash. Changed on the loop alone."""
 
 
-async def keep_media(session: Session, store: SessionStore | None, items: Sequence[MediaItem]) -> None:
+async def keep_media(session: Session, storage: SessionStorage | None, items: Sequence[MediaItem]) -> None:
     """Keep media of a session; known ones change nothing. Raises StorageUnavailable."""
-    if store is not None and session.tail is not None:
-        await store.media.put(session.id, items)
+    if storage is not None and session.tail is not None:
+        await storage.store.media.put(session.id, items)
         return
     for item in items:
         sha256 = item.ref.sha256
@@ -42,9 +47,29 @@ async def keep_media(session: Session, store: SessionStore | None, items: Sequen
             session.media[sha256] = held
 
 
-async def find_media(session: Session, store: SessionStore | None, sha256: str) -> MediaItem | None:
+async def find_media(session: Session, storage: SessionStorage | None, sha256: str) -> MediaItem | None:
     """A medium of a session; None if it has none with this hash. Raises StorageUnavailable."""
-    if store is not None and session.tail is not None:
-        return await store.media.get(session.id, sha256)
+    if storage is not None and session.tail is not None:
+        return await storage.store.media.get(session.id, sha256)
     held = session.media.get(sha256)
     return held.item if isinstance(held, HeldMedium) else None
+
+
+async def with_earlier_media(
+    decoded: tuple[ChatRequest, bytes], session: Session, storage: SessionStorage | None
+) -> tuple[ChatRequest, bytes]:
+    """A request and its part of the record, with the media of the response before it. Raises InvalidRequest for one
+    that is lost, or StorageUnavailable."""
+    request, record = decoded
+    items = {item.ref.sha256: item for item in request.media}
+    for ref in request.earlier_media:
+        if ref.sha256 not in items:
+            found = await find_media(session, storage, ref.sha256)
+            if found is None:
+                raise InvalidRequest(
+                    f"The session no longer has the {ref.kind.value} {ref.sha256} of the response before: send all"
+                    " messages with their images, and no previous_response_id.",
+                    blame=Blame(RequestPart.MESSAGES),
+                )
+            items[ref.sha256] = found
+    return replace(request, media=tuple(items.values())), record

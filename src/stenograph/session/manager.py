@@ -250,9 +250,7 @@ class SessionManager:
         """Keeps the media of a request's messages; None if there are none."""
         if not isinstance(request, ChatRequest) or not request.media:
             return None
-        storage = self.sessions.storage
-        store = None if storage is None else storage.store
-        return partial(entry("stenograph.session.kept_media:keep_media"), session, store, request.media)
+        return partial(entry("stenograph.session.kept_media:keep_media"), session, self.sessions.storage, request.media)
 
     def _repeated(self, session: Session, identity: RequestIdentity) -> Watch | StoredReply | None:
         """The turn of the session repeated by this request. Raises IdempotencyMismatch."""

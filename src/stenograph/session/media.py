@@ -37,10 +37,14 @@ def with_media(
             " can.",
             blame=Blame(RequestPart.MESSAGES),
         )
-    items = {item.ref.sha256: item for item in request.media}
+    contents = {item.ref.sha256: item.base64 for item in request.media}
+
+    def item(ref: MediaRef) -> MediaItem:
+        return MediaItem(ref=ref, base64=contents[ref.sha256])  # equal bytes may have another type in each message
+
     media = [
-        *(PromptMedia(position=one.position, item=_item(items, one.ref), recorded=one.ids) for one in before),
-        *(PromptMedia(position=at, item=_item(items, ref)) for at, ref in zip(places, new, strict=True)),
+        *(PromptMedia(position=one.position, item=item(one.ref), recorded=one.ids) for one in before),
+        *(PromptMedia(position=at, item=item(ref)) for at, ref in zip(places, new, strict=True)),
     ]
     return replace(prompt, media=tuple(media))
 
@@ -74,18 +78,6 @@ def _found(prompt: Prompt, placeholder: int) -> Iterator[int]:
     for index, id_ in enumerate(prompt.new_ids, prompt.num_kept):
         if id_ == placeholder:
             yield index
-
-
-def _item(items: dict[str, MediaItem], ref: MediaRef) -> MediaItem:
-    """The medium as the request brings it: the line's messages were matched with the request's."""
-    found = items.get(ref.sha256)
-    if found is None:
-        raise InvalidRequest(
-            f"The request lacks the {ref.kind.value} {ref.sha256} of its session's messages: it has to bring them"
-            " all again, so send all messages, and no previous_response_id.",
-            blame=Blame(RequestPart.MESSAGES),
-        )
-    return found
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -4,6 +4,7 @@ Nothing is decoded as an image here: the engine does that, in its own process. A
 """
 
 import re
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
@@ -50,6 +51,18 @@ class MediaReader:
         if self._wanted:
             raise MediaWanted(self._wanted)
         return tuple(self._items.values())
+
+    def count_earlier(self, refs: Sequence[MediaRef], at: str) -> None:
+        """Count the media that the request names by an earlier response. Raises InvalidRequest."""
+        for _ in refs:
+            self._count(at)
+        num_bytes = sum(ref.num_bytes for ref in refs)
+        if num_bytes > self._limits.max_named_bytes:
+            raise InvalidRequest(
+                f"The images of the response before have {num_bytes} bytes; at most {self._limits.max_named_bytes}"
+                " (--max-body-bytes).",
+                param=at,
+            )
 
     def of_url(self, url: str, at: str) -> MediaRef:
         """The image behind a URL at this pointer. Raises InvalidRequest or UnrenderableMessage."""

@@ -102,6 +102,9 @@ class ItemMessages:
         self.turns: set[str] = set()
         """The turns named by ids of items."""
         self.media = RequestMedia(limits)
+        self.earlier_media = tuple(one.ref for message in before for one in message.media)
+        if self.earlier_media:
+            self.media.reader.count_earlier(self.earlier_media, _BEFORE)
         self._past = past
         self._num_referred_chars = 0
         self._num_found_bytes = 0

@@ -116,6 +116,7 @@ def decode_response(incoming: Incoming, *, unknown_fields: UnknownFields = Unkno
         takes_echo=True,
         replies_of=frozenset(conversation.turns),
         media=conversation.media.items,
+        earlier_media=conversation.earlier_media,
     )
     return DecodedResponse(request, _kept(request, form))
 
