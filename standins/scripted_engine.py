@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from stenograph.core.errors import EngineUnavailable
 from stenograph.core.routing import RoutingHint
-from stenograph.core.types import Chunk, Finish, FinishReason, GrammarKind, RequestId, TopLogprob
+from stenograph.core.types import Chunk, Finish, FinishReason, GrammarKind, RequestId
 from stenograph.engine.base import Capabilities, Engine, EngineHealth, EngineState, GenerateRequest
-from stenograph.engine.scoring import ScoreRequest, Scores
+from stenograph.engine.scoring import Alternatives, ScoreRequest, Scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +167,9 @@ class ScriptedEngine(Engine):
             raise
         places = range(request.start, len(request.ids))
         logprobs = [scripted_score(at, request.ids[at], request.policy) for at in places]
-        best = tuple(tuple(TopLogprob(id=id_, logprob=-float(id_)) for id_ in range(request.num_top)) for _ in places)
+        best = Alternatives()
+        for _ in places:
+            best.add([(id_, -float(id_)) for id_ in range(request.num_top)], request.num_top)
         return request.answered(logprobs, best, version=self.weight_version)
 
     async def scoring(self, num_requests: int) -> None:

@@ -61,7 +61,7 @@ async def test_sglang_scores_a_prompt_and_samples_nothing(adapter: type[SGLangCh
         scores = await engine.score(asked(num_top=2, policy="lora"))
         assert list(scores.logprobs) == [made_up_score(at, LINE[at]) for at in (2, 3, 4)]
         best = (TopLogprob(id=0, logprob=-0.5), TopLogprob(id=1, logprob=-1.5))
-        assert (scores.top, scores.version) == ((best,) * 3, "default")
+        assert (scores.top.rows(2), scores.version) == ((best,) * 3, "default")
         body = sglang.asked[-1].json
         assert (body["lora_path"], body["sampling_params"]["max_new_tokens"]) == ("lora", 0)
         whole = await engine.score(asked(start=1))
@@ -139,8 +139,7 @@ async def test_the_embedded_engine_scores_beside_its_turns_and_refuses_a_policy(
         model = NumpyForward(config, weights, num_kv_tokens=config.max_context)
         assert list(scores.logprobs) == pytest.approx(line_logprobs(model, line, 3), abs=1e-4)
         assert isinstance(scores, Scores)
-        assert scores.top is not None
-        assert len(scores.top) == len(line) - 3
+        assert len(scores.top.ids) == 2 * (len(line) - 3)
         for bad in (asked(policy="x"), asked([1, 10_000], 1)):
             with pytest.raises(StenographError) as raised:
                 await engine.score(bad)

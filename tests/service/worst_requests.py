@@ -27,8 +27,10 @@ from stenograph.core.types import Chunk, Finish, FinishReason, token_ids
 from stenograph.engine.base import Engine, GenerateRequest
 from stenograph.engine.http.adapter import AdapterOptions
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
+from stenograph.engine.scoring import ScoreRequest, Scores
 from stenograph.engine.settings import ReplayKind
 from stenograph.engine.sglang.chat import SGLangChat
+from stenograph.engine.vllm.adapter import VLLM
 from stenograph.http.loaded_model import make_renderer
 from stenograph.model.files import ModelFiles
 from stenograph.model.tokenizer_json import added_token
@@ -58,7 +60,12 @@ TEMPLATE = (
 
 
 class AtOnce(ScriptedEngine):
-    """Gives each reply whole, as engines do that are not asked to stream."""
+    """Gives each reply whole, as engines do that are not asked to stream. `scorer` scores, if there is one."""
+
+    scorer: Engine | None = None
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        return await (super().score(request) if self.scorer is None else self.scorer.score(request))
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         script = self._script_for(request)
@@ -83,7 +90,8 @@ class Worst:
 
     `script` answers them, or a stand-in for SGLang with replies of `shape`, over HTTP, where they
     are `is_chunked` a byte in each chunk. With `reads`, the loop is
-    watched only after them, while these are asked of their session: method, what follows its address, body.
+    watched only after them, while these are asked of their session: method, what follows its address, body. A server of
+    `scorer`'s kind, in a process of its own, scores tokens.
     """
 
     name: str
@@ -97,6 +105,7 @@ class Worst:
     in_session: bool = False
     status: int = 200
     reads: tuple[tuple[str, str, bytes], ...] = ()
+    scorer: type[SGLangChat | VLLM] | None = None
 
 
 SAMPLES = "/samples"
@@ -584,6 +593,17 @@ TABLE = [
         path="/detokenize",
         bodies=lambda: [json.dumps({"tokens": [10] * (BODY_BYTES // 4)}).encode()],
     ),
+    *[
+        Worst(
+            name=f"scores by {scorer.__name__}",
+            bodies=lambda: [chat(user("a"))],
+            script=long_reply(68, num=32_000),
+            in_session=True,
+            reads=(("POST", "/scores", b'{"top_k":20}'),),
+            scorer=scorer,
+        )
+        for scorer in (SGLangChat, VLLM)
+    ],
     Worst(name="no json", bodies=lambda: [b'{"messages": [' + b"[" * BODY_BYTES], status=400),
 ]
 
@@ -654,30 +674,47 @@ def send(url: str, path: str, body: bytes, method: str = "POST") -> tuple[int, b
     return int(begin[9:12]), begin.partition(b"\r\n\r\n")[2]
 
 
-def chunked_url(children: Children, shape: ReplyShape) -> str:
-    """A stand-in for SGLang that sends each byte as a chunk, and its URL."""
+def own_url(children: Children, module: str, shape: ReplyShape) -> str:
+    """The URL of an engine of our own, that is started."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    arguments = ["tests.service.chunked_engine", "--shape", json.dumps(msgspec.to_builtins(shape))]
-    child = children.start("the chunked engine", [*arguments, "--until-stdin-closes"], environment=environment)
+    arguments = [f"tests.service.{module}", "--shape", json.dumps(msgspec.to_builtins(shape))]
+    child = children.start(f"the {module}", [*arguments, "--until-stdin-closes"], environment=environment)
     return str(child.event()["url"])
 
 
 @asynccontextmanager
 async def engine_for(worst: Worst, renderer: Renderer) -> AsyncIterator[Engine]:
+    vocab_size = renderer.tokenizer.vocab_size
     if worst.shape is None:
-        vocab_size = renderer.tokenizer.vocab_size
-        yield AtOnce(vocab_size=vocab_size, max_context_tokens=10**9, model=lambda _request: worst.script)
+        engine = AtOnce(vocab_size=vocab_size, max_context_tokens=10**9, model=lambda _request: worst.script)
+        if worst.scorer is None:
+            yield engine
+            return
+        with Children() as children:
+            url = own_url(children, "scoring_engine", ReplyShape())
+            adapter = worst.scorer(AdapterOptions(model="tiny", vocab_size=vocab_size))
+            async with started(HttpEngine(HttpEngineOptions(url=url), adapter)) as engine.scorer:
+                yield engine
         return
     with Children() as children:
-        url = chunked_url(children, worst.shape) if worst.is_chunked else start_standin(children, worst.shape)[1]
+        url = (
+            own_url(children, "chunked_engine", worst.shape)
+            if worst.is_chunked
+            else start_standin(children, worst.shape)[1]
+        )
         replay = ReplayKind.ROUTED_EXPERTS if worst.shape.base64_bytes else ReplayKind.NONE
-        adapter = SGLangChat(AdapterOptions(model="tiny", vocab_size=renderer.tokenizer.vocab_size, replay=replay))
-        engine = HttpEngine(HttpEngineOptions(url=url), adapter)
-        await engine.start()
-        try:
-            yield engine
-        finally:
-            await engine.aclose()
+        chats = SGLangChat(AdapterOptions(model="tiny", vocab_size=vocab_size, replay=replay))
+        async with started(HttpEngine(HttpEngineOptions(url=url), chats)) as one:
+            yield one
+
+
+@asynccontextmanager
+async def started(engine: HttpEngine) -> AsyncIterator[HttpEngine]:
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.aclose()
 
 
 async def send_all(worst: Worst, renderer: Renderer, watch: Callable[[], Watch[T_co]]) -> T_co:

@@ -150,14 +150,17 @@ class EmbeddedEngine(Engine):
         return self._run(request.request_id, partial(_command, request, reports_routes=self._options.reports_routes))
 
     async def score(self, request: "ScoreRequest") -> "Scores":
-        """A prefill behind every request for tokens; it ends early by being left."""
+        """Prefills behind every request for tokens, one after the other; they end early by being left."""
         if request.policy is not None:
             raise InvalidRequest("The embedded engine has one policy: leave policy out.")
+        return request.joined([await self._score(part) for part in request.parts()])
+
+    async def _score(self, request: "ScoreRequest") -> "Scores":
         params = SamplingParams(num_top_logprobs=request.num_top)
         forced = partial(Generate, ids=request.ids.tobytes(), params=params, score_from=request.start)
         async with aclosing(self._run(request.request_id, lambda name: frame(forced(request_id=name)))) as chunks:
             (chunk,) = [chunk async for chunk in chunks]
-        return request.answered(chunk.logprobs, chunk.top_logprobs, version=chunk.weight_version)
+        return request.answered_in_rows(chunk.logprobs, chunk.top_logprobs, version=chunk.weight_version)
 
     async def _run(
         self, request_id: RequestId, command_of: Callable[[RequestId], bytes]

@@ -163,10 +163,11 @@ META_LAWS = laws(
 )
 
 
-def decoded(decoder: "msgspec.json.Decoder[T]", body: bytes, known: Laws) -> T:
-    """Read a body, once. Raises UpstreamInvalid, naming the broken law, and nothing else."""
+def decoded(decoder: "msgspec.json.Decoder[T]", body: bytes, known: Laws, *, in_parts: bool = False) -> T:
+    """Read a body, once; `in_parts`, so that the raw values in it are read later, and held to UTF-8 there. Raises
+    UpstreamInvalid, naming the broken law, and nothing else."""
     try:
-        if not body.isascii():
+        if not in_parts and not body.isascii():
             body.decode()  # msgspec does not look into strings that it skips
         return decoder.decode(body)
     except UnicodeDecodeError as error:

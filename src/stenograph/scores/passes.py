@@ -78,11 +78,12 @@ def scores_of_turns(passes: Sequence[ScorePass], results: Sequence[Scores]) -> d
     for one, scores in zip(passes, results, strict=True):
         for part in one.parts:
             span = slice(part.start - one.start, part.end - one.start)
-            best = () if scores.top is None else scores.top[span]
+            num_top = len(scores.top.ids) // len(scores.logprobs)
+            best = slice(num_top * span.start, num_top * span.stop)
             found[part.node] = TurnScores(
                 logprobs=scores.logprobs[span],
-                top_ids=token_ids([top.id for row in best for top in row]),
-                top_logprobs=array("d", [top.logprob for row in best for top in row]),
+                top_ids=scores.top.ids[best],
+                top_logprobs=scores.top.logprobs[best],
             )
     return found
 

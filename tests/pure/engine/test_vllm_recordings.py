@@ -19,6 +19,7 @@ from stenograph.engine.vllm.reply import Expected, VLLMReader
 from stenograph.engine.vllm.request import VLLMRoute
 from stenograph.engine.vllm.scores import decode_scores
 from stenograph.engine.vllm.wire import decode_models
+from stenograph.offload.in_pieces import in_pieces
 
 FOLDER = Path(__file__).parents[2] / "service" / "recordings" / "vllm"
 VOCAB, EOS = 49152, 2
@@ -242,11 +243,11 @@ def test_what_a_reply_at_once_begins_with_is_refused_at_every_byte(route: VLLMRo
 
 @pytest.mark.parametrize("route", VLLMRoute)
 @pytest.mark.parametrize("kind", ["json_object", "json_schema", "regex", "choice", "lark", "ebnf"])
-def test_scores_of_what_a_grammar_forced_are_the_model_s(route: VLLMRoute, kind: str) -> None:
+async def test_scores_of_what_a_grammar_forced_are_the_model_s(route: VLLMRoute, kind: str) -> None:
     drawn = recorded_turn(route, f"guided by {kind} whole")
     recording = DIALECT[route][f"scores of guided by {kind}"]
     assert recording["ids"] == list(drawn.ids)
-    scores = decode_scores(
+    work = decode_scores(
         recording["body"].encode(),
         drawn.ids,
         request_id=json.loads(recording["request"])["request_id"],
@@ -254,6 +255,7 @@ def test_scores_of_what_a_grammar_forced_are_the_model_s(route: VLLMRoute, kind:
         num_prompt=recording["num_prompt"],
         num_top=0,
     )
+    scores = await in_pieces(work)
     assert len(scores.logprobs) == len(drawn.ids)
     assert sum(scores.logprobs) < sum(drawn.logprobs) - 1, "what the grammar rules out had a part of the whole"
     assert scores.version == ("default" if route is VLLMRoute.GENERATE else None)

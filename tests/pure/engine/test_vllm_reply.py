@@ -37,6 +37,7 @@ from stenograph.engine.vllm.reply import Expected, VLLMReader, experts_of_npy
 from stenograph.engine.vllm.request import VLLMRoute, abort_ids, encode_abort, encode_request
 from stenograph.engine.vllm.scores import decode_scores, encode_scoring
 from stenograph.engine.vllm.wire import decode_models
+from stenograph.offload.in_pieces import in_pieces
 
 VOCAB = 1000
 EXPECTED = Expected(
@@ -481,13 +482,13 @@ ASKED: dict[str, Any] = {"request_id": "r-scores", "route": VLLMRoute.GENERATE, 
 ROWS = [None, {"2": {"logprob": -1.0}}, {"5": {"logprob": -0.25}}, {"6": {"logprob": -3.0}, "1": {"logprob": -0.1}}]
 
 
-def test_scores_are_those_of_the_sampled_tokens_and_the_best_beside_them() -> None:
-    scores = decode_scores(dumped(scored(ROWS)), [5, 6], **ASKED, num_top=1)
+async def test_scores_are_those_of_the_sampled_tokens_and_the_best_beside_them() -> None:
+    scores = await in_pieces(decode_scores(dumped(scored(ROWS)), [5, 6], **ASKED, num_top=1))
     assert (list(scores.logprobs), scores.version) == ([-0.25, -3.0], "v1")
-    assert scores.top == ((TopLogprob(id=5, logprob=-0.25),), (TopLogprob(id=1, logprob=-0.1),))
+    assert scores.top.rows(1) == ((TopLogprob(id=5, logprob=-0.25),), (TopLogprob(id=1, logprob=-0.1),))
     in_choice = {"request_id": "generate-tokens-r-scores", "choices": [{"index": 0, "prompt_logprobs": ROWS}]}
-    scores = decode_scores(dumped(in_choice), [5, 6], **ASKED, num_top=0)
-    assert (list(scores.logprobs), scores.version, scores.top) == ([-0.25, -3.0], None, None)
+    scores = await in_pieces(decode_scores(dumped(in_choice), [5, 6], **ASKED, num_top=0))
+    assert (list(scores.logprobs), scores.version, scores.top.rows(0)) == ([-0.25, -3.0], None, None)
 
 
 @pytest.mark.parametrize(
@@ -503,9 +504,9 @@ def test_scores_are_those_of_the_sampled_tokens_and_the_best_beside_them() -> No
         *[("request_agrees", {**scored(ROWS), "request_id": lie}) for lie in (None, "", "r", "x-r-scores")],
     ],
 )
-def test_scores_that_lie_are_refused_by_their_law(law: str, body: Any) -> None:
+async def test_scores_that_lie_are_refused_by_their_law(law: str, body: Any) -> None:
     with pytest.raises(UpstreamInvalid) as caught:
-        decode_scores(dumped(body), [5, 6], **ASKED, num_top=1)
+        await in_pieces(decode_scores(dumped(body), [5, 6], **ASKED, num_top=1))
     assert caught.value.law == law
 
 

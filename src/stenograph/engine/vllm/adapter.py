@@ -46,6 +46,7 @@ from stenograph.engine.vllm.request import (
 )
 from stenograph.engine.vllm.scores import decode_scores, encode_given, encode_scoring, scoring_id
 from stenograph.engine.vllm.wire import TOO_LONG, decode_models
+from stenograph.offload.in_pieces import in_pieces
 
 ABORT_PATHS = ("/inference/v1/abort_requests", "/abort_requests")
 """The first comes with the generate route; the second with `VLLM_SERVER_DEV_MODE=1`, or with `--tokens-only`."""
@@ -237,7 +238,8 @@ class VLLMGuidedReading(EngineReading):
                 "one_version",
                 f"the weights changed from {sorted(versions)} to {scores.version!r} before a guided turn was scored",
             )
-        return (structs.replace(sampled, logprobs=scores.logprobs, top_logprobs=scores.top),)
+        num_top = self._request.params.num_top_logprobs
+        return (structs.replace(sampled, logprobs=scores.logprobs, top_logprobs=scores.top.rows(num_top)),)
 
     async def _scores(self, ask: Ask, ids: "array[int]", num_prompt: int) -> Scores:
         body = encode_scoring(self._request, ids, route=self._route, model=self._model)
@@ -245,7 +247,7 @@ class VLLMGuidedReading(EngineReading):
         http = await ask("POST", self._route.value, body, request_headers(request_id, self._request.routing))
         if http.status != 200:
             raise passed_through(http)
-        return decode_scores(
+        work = decode_scores(
             http.body,
             ids,
             request_id=request_id,
@@ -253,6 +255,7 @@ class VLLMGuidedReading(EngineReading):
             num_prompt=num_prompt,
             num_top=self._request.params.num_top_logprobs,
         )
+        return await in_pieces(work)
 
 
 async def scored(adapter: VLLM, request: ScoreRequest, ask: Ask) -> Scores:
@@ -262,7 +265,7 @@ async def scored(adapter: VLLM, request: ScoreRequest, ask: Ask) -> Scores:
     http = await ask("POST", route.value, body, request_headers(request.request_id, None))
     if http.status != 200:
         raise passed_through(http)
-    scores = decode_scores(
+    work = decode_scores(
         http.body,
         request.ids[request.start :],
         request_id=request.request_id,
@@ -270,6 +273,7 @@ async def scored(adapter: VLLM, request: ScoreRequest, ask: Ask) -> Scores:
         num_prompt=request.start,
         num_top=request.num_top,
     )
+    scores = await in_pieces(work)
     return request.answered(scores.logprobs, scores.top, version=scores.version)
 
 

@@ -11,17 +11,16 @@ prompt's logprobs are the model's: the ids are sent as the end of one. The laws,
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Annotated
 
 import msgspec
 
 from stenograph.core.errors import UpstreamInvalid
 from stenograph.core.ids_json import encode_ids, join_ids, prompt_json
-from stenograph.core.types import TopLogprob
 from stenograph.engine.base import GenerateRequest
 from stenograph.engine.rows import decoded
-from stenograph.engine.scoring import ScoreRequest, Scores
+from stenograph.engine.scoring import ENTRIES_AT_ONCE, Alternatives, ScoreRequest, Scores
 from stenograph.engine.vllm.request import VLLMRoute, media_parts, salt_parts
 from stenograph.engine.vllm.wire import NO_LOGPROB, VLLM_LAWS, VLLMSpan, check_request
 
@@ -30,22 +29,20 @@ class _Score(msgspec.Struct, gc=False):
     logprob: float
 
 
-_Rows = list[dict[str, _Score] | None]
-
-
 class _ScoredChoice(msgspec.Struct):
-    prompt_logprobs: _Rows | None = None
+    prompt_logprobs: list[msgspec.Raw] | None = None
     weight_versions: list[VLLMSpan] | None = None
 
 
 class _Scored(msgspec.Struct):
     choices: Annotated[list[_ScoredChoice], msgspec.Meta(min_length=1, max_length=1)]
-    prompt_logprobs: _Rows | None = None
+    prompt_logprobs: list[msgspec.Raw] | None = None
     request_id: str | None = None
     id: str | None = None
 
 
 _SCORED = msgspec.json.Decoder(_Scored)
+_ROWS = msgspec.json.Decoder(list[dict[str, _Score] | None])
 
 
 def encode_scoring(request: GenerateRequest, ids: "array[int]", *, route: VLLMRoute, model: str) -> bytes:
@@ -76,38 +73,43 @@ def scoring_id(request: GenerateRequest) -> str:
 
 def decode_scores(
     body: bytes, ids: Sequence[int], *, request_id: str, route: VLLMRoute, num_prompt: int, num_top: int
-) -> Scores:
-    """Read the reply to `encode_scoring`. Raises UpstreamInvalid, naming the broken law."""
-    scored = decoded(_SCORED, body, VLLM_LAWS)
+) -> Generator[None, None, Scores]:
+    """Read the reply to `encode_scoring` in pieces, to be made in an event-loop iteration each.
+
+    Raises UpstreamInvalid, naming the broken law.
+    """
+    scored = decoded(_SCORED, body, VLLM_LAWS, in_parts=True)
     check_request(scored.request_id if route is VLLMRoute.GENERATE else scored.id, request_id, route)
     choice = scored.choices[0]
     rows = choice.prompt_logprobs if scored.prompt_logprobs is None else scored.prompt_logprobs
     if rows is None or len(rows) != num_prompt + len(ids):
         told = "none" if rows is None else str(len(rows))
         raise UpstreamInvalid("has_logprobs", f"{num_prompt + len(ids)} ids were sent, but {told} were scored")
-    logprobs = array("d")
-    tops: list[tuple[TopLogprob, ...]] = []
-    for id_, row in zip(ids, rows[num_prompt:], strict=True):
-        score = None if row is None else row.get(str(id_))
-        if row is None or score is None:
-            raise UpstreamInvalid("has_logprobs", f"the sampled token {id_} is not scored")
-        if score.logprob == NO_LOGPROB:
-            raise UpstreamInvalid("logprob_is_told", f"vLLM reported no logprob for sampled token {id_}")
-        logprobs.append(score.logprob)
-        tops.append(_best(row, num_top))
+    logprobs, top, num_rows = array("d"), Alternatives(), ENTRIES_AT_ONCE // (1 + num_top)
+    for start in range(0, len(ids), num_rows):
+        raw = rows[num_prompt + start : num_prompt + start + num_rows]
+        read = decoded(_ROWS, b"[" + b",".join(raw) + b"]", VLLM_LAWS)
+        for id_, row in zip(ids[start : start + num_rows], read, strict=True):
+            logprobs.append(_score(id_, row))
+            if row is not None and num_top:
+                best = sorted([(_id(name), score.logprob) for name, score in row.items()], key=_by_logprob)
+                top.add(best, num_top)
+        yield
     spans = choice.weight_versions
-    return Scores(
-        logprobs=logprobs,
-        top=tuple(tops) if num_top else None,
-        version=spans[-1].version if spans else None,
-    )
+    return Scores(logprobs=logprobs, top=top, version=spans[-1].version if spans else None)
 
 
-def _best(row: dict[str, _Score], num_top: int) -> tuple[TopLogprob, ...]:
-    if not num_top:
-        return ()
-    told = [TopLogprob(id=_id(name), logprob=score.logprob) for name, score in row.items()]
-    return tuple(sorted(told, key=lambda top: -top.logprob)[:num_top])
+def _score(id_: int, row: dict[str, _Score] | None) -> float:
+    score = None if row is None else row.get(str(id_))
+    if score is None:
+        raise UpstreamInvalid("has_logprobs", f"the sampled token {id_} is not scored")
+    if score.logprob == NO_LOGPROB:
+        raise UpstreamInvalid("logprob_is_told", f"vLLM reported no logprob for sampled token {id_}")
+    return score.logprob
+
+
+def _by_logprob(told: tuple[int, float]) -> float:
+    return -told[1]
 
 
 def _id(name: str) -> int:
