@@ -9,6 +9,7 @@ compares it with what the engine sampled.
 import asyncio
 import contextlib
 import fcntl
+import importlib
 import json
 import os
 import random
@@ -21,7 +22,6 @@ from typing import Any
 from uuid import uuid4
 
 import openai
-import reasoning_gym
 
 from scripts.matrix.policy import COMMANDS, JOB, SHELLS, digest
 from stenograph.cli.agent_environment import agent_environment, write_agent_settings
@@ -33,7 +33,7 @@ NUM_TASKS = {"claude-code": 4, "codex": 8, "gemini-cli": 4, "opencode": 4, "mini
 """Tasks of each kind, by harness: a run of Node costs seconds of computing, one of the SDK none."""
 
 NOWHERE = "http://127.0.0.1:9"
-_sums = reasoning_gym.create_dataset("chain_sum", size=24, seed=7, max_terms=3)
+_sums: Any = importlib.import_module("reasoning_gym").create_dataset("chain_sum", size=24, seed=7, max_terms=3)
 _shell = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
 _tools: Any = [{"type": "function", "function": {"name": "shell", "description": "Run it.", "parameters": _shell}}]
 

@@ -37,6 +37,7 @@ def main() -> int:
     parser.add_argument("--group-size", type=int, default=1, metavar="N", help="rollouts of each of 144 tasks")
     parser.add_argument("--num-tasks", type=int, default=144, metavar="N")
     parser.add_argument("--concurrency", type=int, default=3, metavar="N")
+    parser.add_argument("--seconds", type=float, metavar="N", help="stop after these; the same command goes on")
     parser.add_argument("--check", action="store_true", help="run nothing: check what is there")
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
@@ -63,7 +64,14 @@ async def rollouts(asked: argparse.Namespace) -> int:
                 *("--engine-url", engine.url),
                 env={**os.environ, "MATRIX_CHECKS": str((asked.out / "checks.jsonl").resolve())},
             )
-            return await process.wait()
+            try:
+                async with asyncio.timeout(asked.seconds):
+                    return await process.wait()
+            except TimeoutError:
+                process.terminate()
+                return 0
+            finally:
+                await process.wait()  # Ctrl-C reaches it as well
 
 
 class Sampler:
