@@ -62,10 +62,7 @@ def direct(room: str, imports: Imports) -> set[str]:
 def drawn(imports: Imports) -> str:
     """The picture, from the mark that begins it to the mark that ends it."""
     arrows = [f"    {room} --> {other}" for room in reversed(imports) for other in sorted(direct(room, imports))]
-    rows = [f"| `{room}` | {', '.join(f'`{other}`' for other in sorted(imports[room]))} |" for room in imports]
-    return "\n".join(
-        [BEGIN, "", "```mermaid", "flowchart TD", *arrows, "```", "", "| room | imports |", "|---|---|", *rows, "", END]
-    )
+    return "\n".join([BEGIN, "", "```mermaid", "flowchart TD", *arrows, "```", "", END])
 
 
 def main() -> int:

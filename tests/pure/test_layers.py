@@ -27,7 +27,7 @@ LAYERS = [
     ["http"],
     ["client"],
     ["trainers", "envs"],
-    ["embedded", "cluster", "console", "otel", "weights", "scores", "backup"],
+    ["embedded", "cluster", "console", "otel", "weights", "scores", "backup", "replay"],
     ["cli"],
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}

@@ -142,6 +142,7 @@ async def running(
     mark: ModelMark | None = None,
     moe_shape: tuple[int, int] = (2, 2),
     listener: socket.socket | None = None,
+    alone: Callable[[Settings], Processes] = lambda _: Processes(),
     **settings: Any,
 ) -> AsyncIterator[tuple[str, SessionManager]]:
     """A server around an engine that has been started, on a socket of its own, or on one that is given: its URL, and
@@ -152,7 +153,7 @@ async def running(
     pool = pool or CpuPool(2)
     made = Settings(drain_timeout_s=10.0, **settings)
     spoken = spoken_by(made, renderer, "tiny")
-    processes = Cluster(made) if store is not None and store.is_shared else Processes()
+    processes = Cluster(made) if store is not None and store.is_shared else alone(made)
     app, manager = make_app(
         made,
         engine=engine,

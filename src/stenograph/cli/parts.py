@@ -40,6 +40,12 @@ PARTS = (
         tracing="stenograph.otel.tracing:opened_tracing",
     ),
     Part(
+        name="replay",
+        by="play",
+        processes="stenograph.replay.part:ReplayProcesses",
+        engine="stenograph.replay.part:make_replay",
+    ),
+    Part(
         name="cluster",
         by="store",
         metrics="stenograph.cluster.shared_store:OWNER_METRICS",

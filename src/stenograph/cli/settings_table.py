@@ -24,6 +24,7 @@ from stenograph.parts import (
     ClusterSettings,
     EmbeddedSettings,
     ForwardKind,
+    ReplaySettings,
     ScoreSettings,
     TraceSettings,
     WeightSettings,
@@ -59,7 +60,14 @@ class LogSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class CommandSettings(
-    ClusterSettings, TraceSettings, ScoreSettings, WeightSettings, EmbeddedSettings, Settings, LogSettings
+    ClusterSettings,
+    TraceSettings,
+    ScoreSettings,
+    ReplaySettings,
+    WeightSettings,
+    EmbeddedSettings,
+    Settings,
+    LogSettings,
 ):
     """A command's settings: a server's, those of its parts and of its log. Made by `load_settings`, or by hand in
     tests."""
@@ -77,6 +85,7 @@ NO_REPLIES = {
     EngineKind.VLLM: "vLLM writes no replies here",
     EngineKind.SGLANG_GENERATE: "SGLang's own route writes no replies",
     EngineKind.LMDEPLOY: "LMDeploy writes no replies here",
+    EngineKind.REPLAY: "the engine replay samples nothing",
 }
 """Engines that leave the parsing of replies to us."""
 
@@ -89,6 +98,7 @@ def _check_rooms(settings: CommandSettings) -> None:
     _check_store(settings)
     _check_support(settings)
     _check_embedded(settings)
+    _check_play(settings)
     if settings.engine in NO_REPLIES and settings.reply is not ReplyMode.PASSTHROUGH:
         raise StartupError(f"--reply is {settings.reply}, but {NO_REPLIES[settings.engine]}")
 
@@ -139,6 +149,21 @@ def _check_embedded(settings: CommandSettings) -> None:
     for flag, value, default, it in own:
         if not is_embedded and value != default:
             raise StartupError(f"{flag} is {value}, but --engine is {settings.engine}: only the embedded one has {it}")
+
+
+def _check_play(settings: CommandSettings) -> None:
+    """Raise StartupError where sessions cannot be lived again as it is set."""
+    is_alone = settings.engine is EngineKind.REPLAY
+    flag = "--engine replay" if is_alone else "--play"
+    if settings.play is None and not is_alone:
+        if settings.strict is Switch.ON or settings.play_ignores:
+            flag = "--strict" if settings.strict is Switch.ON else "--play-ignores"
+            raise StartupError(f"{flag} is set, but no sessions are lived again: give --play, too")
+    elif settings.workers > 1 or settings.store is not None:
+        other = "--store" if settings.workers == 1 else f"--workers {settings.workers}"
+        raise StartupError(f"{flag} is of one process and its --data-dir: leave {other} out")
+    elif settings.data_dir is None:
+        raise StartupError(f"{flag} lives the sessions of a folder again: give --data-dir, too")
 
 
 SETTINGS: tuple[Setting, ...] = rows_of(CommandSettings)

@@ -20,6 +20,8 @@ class EngineKind(enum.StrEnum):
     LLAMACPP = "llamacpp"
     VLLM = "vllm"
     LMDEPLOY = "lmdeploy"
+    REPLAY = "replay"
+    """None: replies are recorded ones."""
 
 
 class EngineLogprobs(enum.StrEnum):
@@ -120,6 +122,9 @@ class EngineSettings:
     def check(self) -> None:
         """Raise StartupError for settings of no use to the engine, or in need of another."""
         is_embedded = self.engine is EngineKind.EMBEDDED
+        if self.engine is EngineKind.REPLAY:
+            self._check_replay()
+            return
         if is_embedded and (self.engine_api_key is not None or self.engine_keys is not None):
             given = "--engine-keys" if self.engine_api_key is None else "--engine-api-key"
             raise StartupError(f"{given} is set, but the embedded engine takes no key: set --engine too")
@@ -138,6 +143,19 @@ class EngineSettings:
             raise StartupError(
                 f"--replay is {self.replay}, but {_ROUTES_ALONE[self.engine]} reports routed_experts alone"
             )
+
+    def _check_replay(self) -> None:
+        """Raise StartupError for settings of an engine where there is none."""
+        given: dict[str, object] = {
+            "--engine-url": self.engine_url,
+            "--engine-api-key": self.engine_api_key,
+            "--engine-keys": self.engine_keys,
+            "--engine-logprobs": self.engine_logprobs,
+            "--replay": self.replay is not ReplayKind.NONE,
+        }
+        for flag, value in given.items():
+            if value:
+                raise StartupError(f"{flag} is set, but --engine is replay, which has no engine: leave it out")
 
     @property
     def loads_weights(self) -> bool:

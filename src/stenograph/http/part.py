@@ -40,8 +40,8 @@ class Part:
     engine for several of a server, in a folder; the last argument reads the last state of the weights."""
 
     def is_wanted(self, settings: Settings) -> bool:
-        """Whether the settings ask for it from the start."""
-        return getattr(settings, self.by, None) is not None
+        """Whether the settings ask for it from the start, or for its engine."""
+        return getattr(settings, self.by, None) is not None or self.name == settings.engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from stenograph.http.settings import Settings
 from stenograph.session.admission import Capacity, Limits
 from stenograph.session.keyed_sessions import KeyedSessions, OpenedElsewhere
 from stenograph.session.manager import SessionManager
+from stenograph.session.storage import SessionStorage
 from stenograph.session.weights import Followers, SyncState, Weights
 from stenograph.store.base import SessionStore
 from stenograph.store.files import open_files
@@ -154,6 +155,8 @@ class Processes:
     number = 0
     files_before: Sequence[int] = ()
     """The numbers of all files possibly held by processes before it."""
+    storage_type: Callable[..., SessionStorage] = SessionStorage
+    manager_type: Callable[..., SessionManager] = SessionManager
     followers: Followers | None = None
     """The processes taking over its weights."""
 

@@ -11,7 +11,6 @@ from stenograph.offload.pool import CpuPool, LoopShare
 from stenograph.session.admission import Limits
 from stenograph.session.manager import SessionManager
 from stenograph.session.services import TurnServices
-from stenograph.session.storage import SessionStorage
 from stenograph.session.weights import Weights
 from stenograph.store.base import SessionStore
 from stenograph.text.renderer import Renderer
@@ -62,8 +61,8 @@ def manager_of(
     storage = None
     if store is not None:
         matchers = {settings.matcher: load_matcher(settings.matcher)}
-        storage = SessionStorage(store, clock=services.clock, pool=services.pool, model=mark, matchers=matchers)
-    manager = SessionManager(
+        storage = processes.storage_type(store, clock=services.clock, pool=services.pool, model=mark, matchers=matchers)
+    manager = processes.manager_type(
         services=services,
         limits=limits,
         telemetry=metrics,

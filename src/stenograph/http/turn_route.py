@@ -229,9 +229,8 @@ class TurnRoute:
         await self._end_stream(watch, client, writer, send, row)
 
     def _writer(self, watch: Watch) -> StreamWriter:
-        created = int(self.core.services.clock.wall())
         return self.dialect.stream(
-            watch.reply_id, watch.options, created=created, spelling=watch.spelling, params=watch.params
+            watch.reply_id, watch.options, created=watch.created, spelling=watch.spelling, params=watch.params
         )
 
     async def _wait(self, watch: Watch, writer: StreamWriter, send: Send, pulse: Pulse) -> list[StreamPiece] | None:

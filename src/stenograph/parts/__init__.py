@@ -13,7 +13,18 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from stenograph.core.errors import StartupError
-from stenograph.core.settings import Kind, Section, Switch, choice, folder, matching, seconds, setting, whole_number
+from stenograph.core.settings import (
+    Kind,
+    Section,
+    Switch,
+    choice,
+    folder,
+    matching,
+    seconds,
+    setting,
+    texts,
+    whole_number,
+)
 
 POSTGRES = r"postgres(ql)?://[^\s]+"
 """An address of a database to keep sessions in."""
@@ -150,6 +161,53 @@ def _server_address(value: object) -> str:
     if not url.hostname or url.port == 0:  # and `port` a number that is none
         raise ValueError
     return value
+
+
+class ReplayPace(enum.StrEnum):
+    """Paces of recorded replies."""
+
+    AT_ONCE = "at-once"
+    RECORDED = "recorded"
+
+
+def _expression(text: str) -> str:
+    """A regular expression. Raises ValueError."""
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"{text!r} is no regular expression: {error}") from error
+    return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplaySettings:
+    """Settings of sessions that are lived again."""
+
+    play: ReplayPace | None = setting(
+        None,
+        choice(ReplayPace),
+        "Answer each request of a session in `--data-dir` as it was answered, at once or at its recorded pace. The"
+        " folder is only read. A request that differs is the engine's to answer; with `--engine replay` it is refused.",
+        shown="none; at-once with --engine replay",
+        section=Section.STORE,
+        after="durability",
+    )
+    play_ignores: tuple[str, ...] = setting(
+        (),
+        texts(".+", "regular expressions", normalize=_expression),
+        "With `--play`: a regular expression for parts of messages that are made anew each time, as numbers of"
+        " processes are; repeatable. Those of known agents are ignored anyway.",
+        shown="none",
+        section=Section.STORE,
+        after="play",
+    )
+    strict: Switch = setting(
+        Switch.OFF,
+        choice(Switch),
+        "With `--play`: refuse a request that differs from its record, also where an engine could answer.",
+        section=Section.STORE,
+        after="play_ignores",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

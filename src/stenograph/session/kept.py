@@ -21,7 +21,7 @@ from stenograph.core.chat import (
 )
 from stenograph.core.messages import whole_delta
 from stenograph.core.stages import Stage
-from stenograph.core.types import Chunk, Prompt, RequestId, SamplingParams, Usage
+from stenograph.core.types import Chunk, Prompt, RequestId, Usage
 from stenograph.engine.base import Capabilities
 from stenograph.session.reply_buffer import parts_of
 from stenograph.session.retries import RequestIdentity
@@ -37,7 +37,8 @@ _CHUNKS_AT_ONCE = 1024
 class KeptReply(Struct, frozen=True, kw_only=True):
     """The outcome of a request with committed turns, and all that is needed to show it again.
 
-    `budget` is what was left before anything was sampled; a streamed reply begins with it.
+    `budget` is what was left before anything was sampled; a streamed reply begins with it. `created` is when it was
+    asked for, in whole seconds of the epoch.
     """
 
     request_id: RequestId
@@ -46,6 +47,7 @@ class KeptReply(Struct, frozen=True, kw_only=True):
     spelling: Spelling
     outcome: TurnOutcome
     budget: Remaining
+    created: int
     delivery: Delivery
 
     def watch(self) -> "KeptWatch":
@@ -100,6 +102,7 @@ class StoredReply:
             spelling=request.spelling,
             outcome=outcome,
             budget=self.identity.budget,
+            created=int(self.nodes[0].turn.requested_at),
             delivery=self.delivery,
         )
         return kept.watch()
@@ -109,59 +112,37 @@ class KeptWatch:
     """One client's view of a kept reply: all of it at once. A `Watch`."""
 
     def __init__(self, kept: KeptReply) -> None:
-        self._kept = kept
-        self._is_read = False
+        self.kept, self._is_read = kept, False
+        self.request_id, self.options, self.spelling = kept.request_id, kept.options, kept.spelling
+        self.created, self.remaining = kept.created, kept.budget
+        self.params, self.reply_id = kept.outcome.reply.params, kept.outcome.reply_id
 
     def __repr__(self) -> str:
         return f"<KeptWatch of {self.request_id}>"
 
     @property
-    def request_id(self) -> RequestId:
-        return self._kept.request_id
-
-    @property
-    def options(self) -> ReplyOptions:
-        return self._kept.options
-
-    @property
-    def spelling(self) -> Spelling:
-        return self._kept.spelling
-
-    @property
-    def params(self) -> SamplingParams:
-        return self._kept.outcome.reply.params
-
-    @property
-    def reply_id(self) -> str:
-        return self._kept.outcome.reply_id
-
-    @property
     def prompts(self) -> "list[array[int]]":
-        return [reply.prompt.ids for reply in self._kept.outcome.replies]
-
-    @property
-    def remaining(self) -> Remaining:
-        return self._kept.budget
+        return [reply.prompt.ids for reply in self.kept.outcome.replies]
 
     async def take(self) -> list[StreamPiece] | None:
         """The whole replies the first time, None after that, or where nothing was sampled."""
         if self._is_read:
             return None
         self._is_read = True
-        pieces = [await _piece(reply, index) for index, reply in enumerate(self._kept.outcome.replies)]
+        pieces = [await _piece(reply, index) for index, reply in enumerate(self.kept.outcome.replies)]
         return [piece for piece in pieces if piece.delta or piece.chunks] or None
 
     def call(self) -> None:
         """Nothing ever waits."""
 
     async def result(self) -> TurnOutcome:
-        return self._kept.outcome
+        return self.kept.outcome
 
     def timings_s(self) -> Mapping[Stage, float]:
-        return self._kept.outcome.reply.stages_s
+        return self.kept.outcome.reply.stages_s
 
     def delivered(self) -> None:
-        self._kept.delivery.done()
+        self.kept.delivery.done()
 
     def leave(self) -> None:
         self._is_read = True
@@ -171,6 +152,7 @@ def held_reply(node: Node, model: str) -> ChatReply:
     """The reply of a kept turn, as it was given to its client."""
     turn = node.turn
     num_prompt = node.num_tokens - len(turn.sampled.ids)
+    num_expanded = node.num_effective - len(turn.sampled.ids)
     return ChatReply(
         id=turn.reply_id,
         created=int(turn.committed_at),
@@ -180,7 +162,7 @@ def held_reply(node: Node, model: str) -> ChatReply:
         parsed=turn.reply,
         sampled=turn.sampled,
         usage=Usage(
-            num_prompt=num_prompt,
+            num_prompt=num_expanded,
             num_completion=len(turn.sampled.ids),
             num_cached=turn.sampled.num_cached_tokens,
             num_reasoning=turn.reply.num_reasoning_tokens,

@@ -235,6 +235,7 @@ class Session:
                 spelling=run.request.spelling,
                 outcome=request.task.result(),
                 budget=run.remaining,
+                created=int(run.turn.requested_at),
                 delivery=request.delivery,
             )
         self._keep(reply, run.leases.taken, request.order, self.num_started, is_superseded=request.is_superseded)

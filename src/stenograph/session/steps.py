@@ -86,7 +86,8 @@ class RunningTurn:
         self._wants_support = wants_support
         self._cache_salt = cache_salt
         self._trace = trace
-        self._requested_at = services.clock.wall()
+        self.requested_at = services.clock.wall()
+        """Seconds of the epoch."""
         self.capabilities = capabilities
         """Those of the engine, as they are when the turn begins."""
         self.attachment: Attachment
@@ -354,7 +355,7 @@ class RunningTurn:
             request_json=request_json,
             rewrites=builder.rewrites,
             policy=self.policy,
-            requested_at=self._requested_at,
+            requested_at=self.requested_at,
             committed_at=self._services.clock.wall(),
             stages=self.stages,
             trace_id="" if self._trace is None else self._trace.trace_id,

@@ -43,25 +43,16 @@ class Delivery(Struct, eq=False):
 class Watch(Protocol):
     """One client's view of a request: its pieces from the beginning, and its end."""
 
-    @property
-    def request_id(self) -> RequestId:
-        """The turn's id at the engine."""
-        ...
-
-    @property
-    def options(self) -> ReplyOptions:
-        """The client's options for the reply."""
-        ...
-
-    @property
-    def spelling(self) -> Spelling:
-        """The spelling of the request's dialect for reports about it."""
-        ...
-
-    @property
-    def params(self) -> SamplingParams:
-        """The requested sampling, with the session's rules applied."""
-        ...
+    request_id: RequestId
+    """The turn's id at the engine."""
+    options: ReplyOptions
+    """The client's options for the reply."""
+    spelling: Spelling
+    """The spelling of the request's dialect for reports about it."""
+    params: SamplingParams
+    """The requested sampling, with the session's rules applied."""
+    created: int
+    """When it was asked for, in whole seconds of the epoch."""
 
     @property
     def reply_id(self) -> str:
@@ -164,6 +155,7 @@ class LiveWatch:
         self.spelling = request.spelling
         self.params = request.params
         self.delivered = task.delivery.done
+        self.created = int(task.run.turn.requested_at)
         self._task = task
         self._reader: BufferReader | None = None
         self._has_left = False

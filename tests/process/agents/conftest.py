@@ -116,7 +116,7 @@ def talking(roomy_renderer: Renderer) -> Talking:
     """Start a server whose engine gives these replies in order: `async with talking("a", Reply(...)) as talk`.
 
     A prompt with a key of `side` in it gets that reply instead; with `holds_side`, as far as the engine is stepped.
-    `rest` is the reply to every request after those that are planned.
+    `rest` is the reply to every request after those that are planned. The other settings are those of `running`.
     """
     tokenizer = roomy_renderer.tokenizer
 
@@ -128,6 +128,7 @@ def talking(roomy_renderer: Renderer) -> Talking:
         rest: str | None = None,
         max_context_tokens: int = CONTEXT_TOKENS,
         clock: Clock | None = None,
+        **settings: Any,
     ) -> AsyncIterator[Talk]:
         left = [Reply(text=reply) if isinstance(reply, str) else reply for reply in replies]
 
@@ -149,7 +150,10 @@ def talking(roomy_renderer: Renderer) -> Talking:
             return Script(ids=(*ids, END), finish=finish, paused=reply.paused or (bool(found) and holds_side))
 
         engine = ScriptedEngine(vocab_size=tokenizer.vocab_size, max_context_tokens=max_context_tokens, model=answer)
-        async with running(engine, roomy_renderer, clock=clock) as (url, _), aiohttp.ClientSession() as client:
+        async with (
+            running(engine, roomy_renderer, clock=clock, **settings) as (url, _),
+            aiohttp.ClientSession() as client,
+        ):
             yield Talk(url=url, client=client, engine=engine, replies=left)
 
     return started

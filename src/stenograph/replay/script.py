@@ -1,0 +1,213 @@
+"""A recorded session as a script: the replies in their order, the requests they answered, and where a request parts
+from all of them. Pure.
+"""
+
+import re
+from collections.abc import Sequence
+from itertools import takewhile, zip_longest
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from stenograph.core.chat import Asked, ChatRequest, TurnRequest
+from stenograph.core.errors import StenographError
+from stenograph.core.messages import Message
+from stenograph.session.kept import StoredReply
+from stenograph.session.retries import RequestIdentity, is_like
+from stenograph.session.watch import Delivery
+from stenograph.store.restored import RestoredTurns
+from stenograph.trajectory.commits import RequestMark, SessionCommit
+from stenograph.trajectory.history import is_same
+from stenograph.trajectory.matching import load_matcher
+from stenograph.trajectory.strand import Strand, Strands
+from stenograph.trajectory.turn import Node, PromptContext, line_messages
+
+UNMARKED = RequestMark(route="", body_print=b"", num_body_bytes=-1)
+"""The mark of a reply to a request without one."""
+
+SHOWN_CHARS = 60
+"""Of each spelling, from a little before their difference on."""
+SHOWN_BEFORE = 20
+
+
+VOLATILE = (
+    r"(?<=Chunk ID: )[0-9a-f]+",  # Codex, of each command
+    r"(?<=Wall time: )[0-9.]+(?= seconds)",
+    r"(?<=Process Group PGID: )[0-9]+",  # Gemini CLI
+)
+"""Parts of messages made anew each time by an agent: any two are alike."""
+
+
+class Recorded(Struct, eq=False):
+    """One recorded reply, and how often it was given."""
+
+    commit: SessionCommit
+    placed: Sequence[tuple[Strand, Node]]
+    num_given: int = 0
+
+    @property
+    def node(self) -> Node:
+        """The first turn."""
+        return self.placed[0][1]
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether messages were answered, not a prompt of ids or text."""
+        return self.node.turn.asked is Asked.CHAT
+
+    @property
+    def num_asked(self) -> int:
+        """The messages of its request."""
+        return self.node.num_messages - 1
+
+
+class RecordedSession:
+    """The replies of one session, in the order of their commits, and how far it has been lived."""
+
+    def __init__(
+        self, restored: RestoredTurns, ignored: re.Pattern[str], *, refusal: StenographError | None = None
+    ) -> None:
+        """Parts of messages that are `ignored` are alike. `refusal` is the reason why the session takes no other turns
+        than its own."""
+        self._ignored = ignored
+        self._matcher = load_matcher(restored.opened.options.matcher)
+        self.refusal = refusal
+        self._replies = [Recorded(commit, placed) for commit, placed in restored.commits]
+        self._lived: dict[int, Node] = {}
+        self._num_lived = 0
+        self.has_parted = False
+        """Whether the engine has answered a request of it."""
+
+    def __repr__(self) -> str:
+        return f"<RecordedSession {self._num_lived} of {len(self._replies)} replies lived>"
+
+    def find(self, request: TurnRequest, identity: RequestIdentity | None) -> Recorded | None:
+        """The recorded reply to a request: of those to the same bytes, else of those to the same conversation, the
+        first one not given yet, else the last. None: it was never asked."""
+        same: list[Recorded] = []
+        if identity is not None:
+            same = [one for one in self._replies if one.commit.request and is_like(one.commit.request, identity)]
+        if isinstance(request, ChatRequest) and all(one.num_given for one in same):
+            num, context, alike = len(request.messages), _context_of(request), self._num_alike(request.messages)
+            same += [
+                one
+                for one in self._replies
+                if one.is_chat
+                and one not in same
+                and alike[one.node.id] >= num == one.num_asked
+                and one.node.turn.context.is_same(context)
+            ]
+        return next((one for one in same if not one.num_given), same[-1] if same else None)
+
+    def live_to(self, reply: Recorded, strands: Strands) -> StoredReply:
+        """Give a reply: live the session on to it, in the order of the record. Raises ValueError where the session has
+        gone on elsewhere."""
+        last = self._replies.index(reply)
+        while self._num_lived <= last and not self.has_parted:
+            one = self._replies[self._num_lived]
+            for placed in one.commit.turns:
+                parent = None if placed.parent is None else self._lived[placed.parent.id]
+                _, node = strands.replay(replace(placed, parent=parent), one.commit.label)
+                self._lived[node.id] = node
+            self._num_lived += 1
+        reply.num_given += 1
+        first, commit = reply.node.turn, reply.commit
+        return StoredReply(
+            request_id=first.request_id,
+            identity=commit.request or UNMARKED,
+            reply_id=commit.reply_id or first.reply_id,
+            nodes=tuple(node for _, node in reply.placed),
+            strand=reply.placed[0][0].number,
+            delivery=Delivery(_ignore),
+        )
+
+    def difference(self, request: TurnRequest) -> str:
+        """Where a request parts from the record: the turn, the place, both spellings."""
+        if not isinstance(request, ChatRequest):
+            return "no completion of this prompt is recorded in this session"
+        given, alike = request.messages, self._num_alike(request.messages)
+        chats = [one for one in self._replies if one.is_chat]
+        if not chats:
+            return "no chat is recorded in this session"
+        best = max(chats, key=lambda one: (min(alike[one.node.id], one.num_asked), not one.num_given))
+        stored, at = line_messages(best.node)[:-1], min(alike[best.node.id], best.num_asked)
+        if at < len(stored) or at < len(given):
+            return f"turn {best.node.id}, {_other_message(stored, given, request.place_of(at), at)}"
+        return f"turn {best.node.id}, {_other_context(best.node.turn.context, _context_of(request))}"
+
+    def _num_alike(self, given: Sequence[Message]) -> dict[int, int]:
+        """By turn, how many messages a request and its line have alike from the first on."""
+        found: dict[int, int] = {}
+        for _, node in (placed for one in self._replies for placed in one.placed):
+            own = (*node.turn.messages, node.turn.reply.message)
+            before = node.num_messages - len(own)
+            at = 0 if node.parent is None else found[node.parent.id]
+            if at == before:
+                pairs = zip(own, given[before:], strict=False)
+                at += sum(1 for _ in takewhile(lambda pair: self._is_alike(*pair), pairs))
+            found[node.id] = at
+        return found
+
+    def _is_alike(self, stored: Message, given: Message) -> bool:
+        """Whether a message is the recorded one, ignored parts aside."""
+        return is_same(self._matcher, stored, given) or (
+            stored.content != given.content
+            and self._ignored.sub("", stored.content or "") == self._ignored.sub("", given.content or "")
+            and is_same(self._matcher, stored, replace(given, content=stored.content))
+        )
+
+
+def _ignore() -> None:
+    return
+
+
+def _context_of(request: ChatRequest) -> PromptContext:
+    return PromptContext(tools=request.tools, template_kwargs=request.template_kwargs)
+
+
+def _other_message(stored: Sequence[Message], given: Sequence[Message], number: int, at: int) -> str:
+    """The first difference of two conversations: message number `at` of both; `number` is the client's."""
+    if at >= len(given):
+        return f"the request ends before message {number}: recorded is {_shown(_spelled(stored[at]))}"
+    if at >= len(stored):
+        return f"message {number} was not there: sent is {_shown(_spelled(given[at]))}"
+    one, other = stored[at], given[at]
+    if one.role is not other.role:
+        return f"message {number}: recorded is a message of {one.role}, sent is one of {other.role}"
+    pairs = {
+        "content": (one.content or "", other.content or ""),
+        "reasoning": (one.reasoning or "", other.reasoning or ""),
+        "tool_call_id": (one.tool_call_id or "", other.tool_call_id or ""),
+        "tool_calls": (_spelled(one.tool_calls), _spelled(other.tool_calls)),
+        "media": (_spelled(one.media), _spelled(other.media)),
+    }
+    name = next((name for name, (a, b) in pairs.items() if a.strip() != b.strip()), "content")
+    return f"message {number} ({one.role}), {name}{_parted(*pairs[name])}"
+
+
+def _other_context(stored: PromptContext, given: PromptContext) -> str:
+    """The first difference of two requests beside their messages."""
+    if stored.tools != given.tools:
+        before, now = [one.json for one in stored.tools], [one.json for one in given.tools]
+        at = next((i for i, (a, b) in enumerate(zip_longest(before, now)) if a != b), 0)
+        one, other = (tools[at] if at < len(tools) else "no tool" for tools in (before, now))
+        return f"tool {at}{_parted(one, other)}"
+    return f"chat_template_kwargs{_parted(stored.kwargs_json.decode(), given.kwargs_json.decode())}"
+
+
+def _spelled(value: object) -> str:
+    """A value as JSON."""
+    return msgspec.json.encode(value).decode()
+
+
+def _parted(one: str, other: str) -> str:
+    """The place where two texts part, and both from a little before it."""
+    pairs = enumerate(zip(one, other, strict=False))
+    at = next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
+    start = max(0, at - SHOWN_BEFORE)
+    return f", character {at}: recorded {_shown(one[start:])}, sent {_shown(other[start:])}"
+
+
+def _shown(text: str) -> str:
+    return repr(text[:SHOWN_CHARS]) + ("..." if len(text) > SHOWN_CHARS else "")

@@ -1,0 +1,241 @@
+"""Recorded sessions lived again: every dialect, byte for byte, at once and at the recorded pace, with an engine behind
+and without; and where a request parts from the record.
+"""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from standins.scripted_engine import ScriptedEngine
+from stenograph.core.settings import Switch
+from stenograph.engine.base import Engine
+from stenograph.parts import ReplayPace
+from stenograph.replay.part import NoEngine, ReplayProcesses
+from stenograph.store.files import open_files
+from stenograph.store.folder import DataFolder
+from stenograph.store.settings import Durability
+from stenograph.text.renderer import Renderer
+from stenograph.trajectory.commits import ModelMark
+
+from .conftest import Answer, Live, running, user
+
+MARK = ModelMark(name="tiny", digest=b"tiny")
+
+
+@asynccontextmanager
+async def server(
+    renderer: Renderer, folder: Path, *, engine: Engine | None = None, **settings: Any
+) -> AsyncIterator[Live]:
+    """A server with its sessions in a folder; with `play` or without an engine one that lives them again."""
+    scripted = ScriptedEngine(vocab_size=renderer.tokenizer.vocab_size, max_context_tokens=4096)
+    if engine is not None:
+        settings.setdefault("strict", Switch.ON)
+    alone = {"alone": ReplayProcesses} if engine is not None or "play" in settings else {}
+    held = DataFolder(folder, address="")
+    store = await open_files(held, [0], durability=Durability.COMMIT, on_failed=print)
+    try:
+        async with (
+            running(engine or scripted, renderer, store=store, mark=MARK, data_dir=folder, **alone, **settings) as (
+                url,
+                manager,
+            ),
+            aiohttp.ClientSession() as client,
+        ):
+            yield Live(url=url, engine=scripted, renderer=renderer, manager=manager, client=client)
+    finally:
+        await store.aclose()
+        held.close()
+
+
+def no_engine(renderer: Renderer) -> NoEngine:
+    return NoEngine(Path("tiny"), renderer.tokenizer.vocab_size)
+
+
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+GEMINI = "/v1beta/models/tiny:generateContent"
+GEMINI_STREAM = "/v1beta/models/tiny:streamGenerateContent?alt=sse"
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+def requests_of(texts: list[str]) -> list[tuple[str, dict[str, Any]]]:
+    """First requests in every dialect, whole and streamed, each with a text of its own."""
+    named = iter(texts)
+    chat = [
+        {"messages": [user(next(named))], **more}
+        for more in ({}, {"logprobs": True, "tools": [TOOL]}, {"stream": True})
+    ]
+    return [
+        *((CHAT, one) for one in chat),
+        (RESPONSES, {"input": next(named)}),
+        (RESPONSES, {"input": next(named), "stream": True}),
+        (MESSAGES, {"max_tokens": 50, "messages": [user(next(named))]}),
+        (MESSAGES, {"max_tokens": 50, "messages": [user(next(named))], "stream": True}),
+        (GEMINI, {"contents": [{"role": "user", "parts": [{"text": next(named)}]}]}),
+        (GEMINI_STREAM, {"contents": [{"role": "user", "parts": [{"text": next(named)}]}]}),
+        ("/v1/completions", {"prompt": next(named), "model": "tiny"}),
+    ]
+
+
+NAMES = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"]
+
+
+async def asked(live: Live, session: str, requests: list[tuple[str, dict[str, Any]]]) -> list[Answer]:
+    return [await live.call("POST", f"/sessions/{session}{path}", body) for path, body in requests]
+
+
+@pytest.mark.parametrize("history", ["strands", "tree"])
+async def test_every_dialect_gets_the_bytes_that_it_got(renderer: Renderer, tmp_path: Path, history: str) -> None:
+    requests = requests_of(NAMES)
+    async with server(renderer, tmp_path) as live:
+        session = await live.open(history=history)
+        for name in NAMES:
+            live.says(f"an answer to {name}")
+        before = await asked(live, session, requests)
+        assert [one.status for one in before] == [200] * len(requests), before
+    async with server(renderer, tmp_path, engine=no_engine(renderer)) as live:
+        for _ in range(2):  # the second time each gets its last reply once more
+            after = await asked(live, session, requests)
+            assert [one.body for one in after] == [one.body for one in before]
+        ids = [one.headers["x-request-id"] for one in before]
+        assert [one.headers["x-request-id"] for one in after] == ids
+        assert len(live.manager.sessions.get(session).nodes) == len(requests)
+
+
+async def test_a_conversation_is_lived_turn_by_turn(renderer: Renderer, tmp_path: Path) -> None:
+    async with server(renderer, tmp_path) as live:
+        session = await live.open(history="linear")
+        told: list[dict[str, Any]] = []
+        bodies: list[tuple[list[dict[str, Any]], Answer]] = []
+        for text in ("one", "two", "two again", "three"):
+            live.says(f"reply to {text}")
+            ask = [*told, user("two" if text == "two again" else text)]
+            answer = await live.chat(session, *ask)
+            bodies.append((ask, answer))
+            if text != "two":  # that one is tried again
+                told = [*ask, answer.json()["choices"][0]["message"]]
+    async with server(renderer, tmp_path, engine=no_engine(renderer)) as live:
+        for num, (ask, answer) in enumerate(bodies):
+            assert (await live.chat(session, *ask)).body == answer.body
+            assert len(live.manager.sessions.get(session).nodes) == (1, 2, 2, 3)[num]
+
+
+async def test_the_record_is_as_it_was_whatever_is_done_to_the_sessions(renderer: Renderer, tmp_path: Path) -> None:
+    async with server(renderer, tmp_path) as live:
+        session = await live.open()
+        live.says("hello")
+        first = await live.chat(session, user("hi"))
+    async with server(renderer, tmp_path, play=ReplayPace.AT_ONCE) as live:
+        assert (await live.chat(session, user("hi"))).body == first.body
+        live.says("other")
+        other = await live.chat(session, user("something else"))
+        assert other.status == 200
+        assert (await live.call("PUT", f"/sessions/{session}/outcome", {"reward": 1.0})).status == 200
+        fresh = await live.open()
+        live.says("new")
+        assert (await live.chat(fresh, user("hi"))).status == 200
+        assert (await live.call("DELETE", f"/sessions/{session}")).status in (200, 204)
+        assert (await live.chat(session, user("hi"))).body == first.body, "a deleted session begins anew"
+    async with server(renderer, tmp_path) as live:
+        listed = (await live.call("GET", "/sessions")).json()["sessions"]
+        assert [one["session_id"] for one in listed] == [session]
+        shown = (await live.call("GET", f"/sessions/{session}")).json()
+        assert len(shown["records"]) == 1
+        assert (await live.call("GET", f"/sessions/{session}/outcome")).status != 200 or shown.get("outcome") is None
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (
+            lambda ask: ask.update(messages=[user("hello there")]),
+            ["turn 0, message 0 (user), content, character 1", "'hi'", "'hello there'"],
+        ),
+        (lambda ask: ask["messages"].append(user("more")), ["message 1 was not there", "more"]),
+        (lambda ask: ask.update(tools=[TOOL]), ["turn 0, tool 0, character 0: recorded 'no tool', sent", "look"]),
+        (
+            lambda ask: ask["messages"].insert(0, {"role": "system", "content": "be brief"}),
+            ["message 0: recorded is a message of user, sent is one of system"],
+        ),
+    ],
+)
+async def test_a_request_that_differs_is_told_where(
+    renderer: Renderer, tmp_path: Path, change: Callable[[dict[str, Any]], None], told: list[str]
+) -> None:
+    async with server(renderer, tmp_path) as live:
+        session = await live.open()
+        live.says("hello")
+        await live.chat(session, user("hi"))
+    for settings in ({"engine": no_engine(renderer)}, {"play": ReplayPace.AT_ONCE, "strict": Switch.ON}):
+        async with server(renderer, tmp_path, **settings) as live:
+            ask: dict[str, Any] = {"messages": [user("hi")]}
+            change(ask)
+            answer = await live.call("POST", f"/sessions/{session}{CHAT}", ask)
+            assert answer.status == 400
+            message = answer.json()["error"]["message"]
+            assert all(one in message for one in told), message
+            assert live.engine.requests == []
+
+
+@pytest.mark.parametrize("history", ["linear", "strands", "tree"])
+async def test_a_live_engine_takes_over_where_a_request_differs(
+    renderer: Renderer, tmp_path: Path, history: str
+) -> None:
+    async with server(renderer, tmp_path) as live:
+        session = await live.open(history=history)
+        told: list[dict[str, Any]] = []
+        answers = []
+        for text in ("one", "two", "three"):
+            live.says(f"reply to {text}")
+            answers.append(await live.chat(session, *told, user(text)))
+            told += [user(text), answers[-1].json()["choices"][0]["message"]]
+    async with server(renderer, tmp_path, play=ReplayPace.AT_ONCE) as live:
+        for num in range(2):
+            assert (await live.chat(session, *told[: 2 * num], user(("one", "two")[num]))).body == answers[num].body
+        live.says("another reply")
+        other = await live.chat(session, *told[:4], user("THREE"))
+        assert (other.status, other.json()["choices"][0]["message"]["content"]) == (200, "another reply")
+        (request,) = live.engine.requests
+        sample = (await live.call("POST", f"/sessions/{session}/samples", {"format": "json"})).json()["samples"][-1]
+        assert sample["tokens"][: len(request.prompt.ids)] == list(request.prompt.ids)
+        assert sample["response"].count("reply to") == 2, "the turns before are in its sample"
+
+
+async def test_without_an_engine_nothing_else_is_answered(renderer: Renderer, tmp_path: Path) -> None:
+    async with server(renderer, tmp_path) as live:
+        session = await live.open()
+        live.says("hello")
+        await live.chat(session, user("hi"))
+    async with server(renderer, tmp_path, engine=no_engine(renderer)) as live:
+        for answer in (await live.chat(None, user("hi")), await live.chat(await live.open(), user("hi"))):
+            assert (answer.status, "no engine" in answer.json()["error"]["message"]) == (400, True)
+
+
+async def test_a_paced_reply_is_the_same_in_pieces(renderer: Renderer, tmp_path: Path) -> None:
+    async with server(renderer, tmp_path) as live:
+        session = await live.open()
+        live.says("an answer of several words")
+        whole = await live.chat(session, user("hi"), stream=False)
+        live.says("an answer of several words")
+        await live.chat(session, user("ho"), stream=True)
+    async with server(renderer, tmp_path, engine=no_engine(renderer), play=ReplayPace.RECORDED) as live:
+        assert (await live.chat(session, user("hi"))).body == whole.body
+        streamed = await live.chat(session, user("ho"), stream=True)
+        events = [json.loads(line[6:]) for line in streamed.body.decode().splitlines() if line.startswith("data: {")]
+        text = "".join(one["choices"][0]["delta"].get("content") or "" for one in events if one["choices"])
+        assert text == "an answer of several words"
+
+
+async def test_parts_that_are_ignored_may_differ(renderer: Renderer, tmp_path: Path) -> None:
+    async with server(renderer, tmp_path) as live:
+        session = await live.open()
+        live.says("hello")
+        first = await live.chat(session, user("run 12 at 10:05"))
+    ignores = (r"\d+:\d+", "run [0-9]+")
+    async with server(renderer, tmp_path, engine=no_engine(renderer), play_ignores=ignores) as live:
+        assert (await live.chat(session, user("run 7 at 9:59"))).body == first.body
+        assert (await live.chat(session, user("run 7 at noon"))).status == 400
