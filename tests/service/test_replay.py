@@ -3,6 +3,8 @@ and without; and where a request parts from the record.
 """
 
 import json
+import os
+import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -239,3 +241,70 @@ async def test_parts_that_are_ignored_may_differ(renderer: Renderer, tmp_path: P
     async with server(renderer, tmp_path, engine=no_engine(renderer), play_ignores=ignores) as live:
         assert (await live.chat(session, user("run 7 at 9:59"))).body == first.body
         assert (await live.chat(session, user("run 7 at noon"))).status == 400
+
+
+NUM_SESSIONS = int(os.environ.get("REPLAYED_SESSIONS", "20"))
+"""More by hand: REPLAYED_SESSIONS=1000."""
+
+WORDS = (
+    "hello",
+    "été",
+    "\U0001f642",
+    "<think>\nwhy\n</think>\n\nso",
+    '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>',
+)
+
+
+def asked_of(dialect: str, told: list[tuple[str, str]], *, stream: bool) -> tuple[str, dict[str, Any]]:
+    """A request in a dialect after what was told: pairs of a role and a text, replies in the words that came."""
+    chats = [{"role": role, "content": text} for role, text in told]
+    match dialect:
+        case "chat":
+            return CHAT, {
+                "messages": chats,
+                "stream": stream,
+                "stream_options": {"include_usage": True},
+            } if stream else {"messages": chats}
+        case "messages":
+            return MESSAGES, {"max_tokens": 200, "messages": chats, "stream": stream}
+        case "responses":
+            return RESPONSES, {"input": chats, "stream": stream}
+        case _:
+            roles = {"assistant": "model", "user": "user"}
+            parts = [{"role": roles[role], "parts": [{"text": text}]} for role, text in told]
+            return (GEMINI_STREAM if stream else GEMINI), {"contents": parts}
+
+
+async def lived(live: Live, draw: random.Random) -> list[tuple[str, dict[str, Any], Answer]]:
+    """A session of some turns, in dialects that change, some of them tried again: its requests and answers."""
+    session, told = await live.open(), [("user", f"session {draw.random()}")]
+    found: list[tuple[str, dict[str, Any], Answer]] = []
+    for _ in range(draw.randint(1, 5)):
+        for _ in range(1 + (draw.random() < 0.2)):
+            text = " ".join(draw.choices(WORDS[:3], k=draw.randint(1, 6)))
+            live.says(draw.choice(("", WORDS[3] + " ")) + text + draw.choice(("", "\n" + WORDS[4])))
+            path, body = asked_of(
+                draw.choice(("chat", "messages", "responses", "gemini")), told, stream=draw.random() < 0.5
+            )
+            answer = await live.call("POST", f"/sessions/{session}{path}", body)
+            assert answer.status == 200, answer.body
+            found.append((f"/sessions/{session}{path}", body, answer))
+        latest = live.manager.sessions.get(session).latest
+        assert latest is not None
+        told += [("assistant", latest.turn.reply.message.content or ""), ("user", "on")]
+    return found
+
+
+async def test_sessions_of_all_dialects_are_lived_again_without_another_byte(
+    renderer: Renderer, tmp_path: Path
+) -> None:
+    draw = random.Random(7)
+    async with server(renderer, tmp_path, max_sessions=10**6) as live:
+        recorded = [await lived(live, draw) for _ in range(NUM_SESSIONS)]
+    draw.shuffle(recorded)
+    async with server(renderer, tmp_path, engine=no_engine(renderer), max_sessions=10**6) as live:
+        for requests in recorded:
+            for path, body, answer in requests:
+                again = await live.call("POST", path, body)
+                assert (again.status, again.body) == (200, answer.body)
+        assert live.engine.requests == []
