@@ -22,6 +22,7 @@ LOOK_TWICE = (
     + call("bash", '{"command": "pwd", "description": "where"}')
 )
 CHAT, MESSAGES, RESPONSES = "@ai-sdk/openai-compatible", "@ai-sdk/anthropic", "@ai-sdk/openai"
+SEES = {"input": ["text", "image"], "output": ["text"]}
 TITLE = {"You are a title generator": "A folder's files"}
 
 
@@ -30,7 +31,7 @@ async def attempt(home: Path, base_url: str, *arguments: str, sdk: str = CHAT) -
     provider = {
         "npm": sdk,
         "options": {"baseURL": base_url, "apiKey": "none"},
-        "models": {"tiny": {"limit": {"context": 1 << 20, "output": 4096}}},
+        "models": {"tiny": {"limit": {"context": 1 << 20, "output": 4096}, "attachment": True, "modalities": SEES}},
     }
     config = {"permission": "allow", "share": "disabled", "autoupdate": False, "provider": {"steno": provider}}
     (home / "work" / "opencode.json").write_text(json.dumps(config))
