@@ -55,12 +55,13 @@ async def rig_of(
     report: Report = lambda *told: told,
     store: SessionStore | None = None,
     settings: dict[str, Any] | None = None,
+    vocab_size: int = 320,
     **options: Any,
 ) -> AsyncIterator[Rig]:
     pad = renderer.tokenizer.added_tokens.get(PAD)
     async with VLLMServer(dev_mode=True, image_token=pad, report=report, **options) as vllm:
-        adapter = VLLM(AdapterOptions(model="tiny", vocab_size=320, max_context_tokens=4096, eos_token_ids=(END,)))
-        engine = HttpEngine(HttpEngineOptions(url=vllm.url), adapter)
+        known = AdapterOptions(model="tiny", vocab_size=vocab_size, max_context_tokens=4096, eos_token_ids=(END,))
+        engine = HttpEngine(HttpEngineOptions(url=vllm.url), VLLM(known))
         await engine.start()
         try:
             served = running(engine, renderer, store=store, **(settings or {}))

@@ -13,7 +13,6 @@ import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from dataclasses import dataclass
-from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,57 +21,28 @@ import aiohttp
 import pytest
 
 from standins.planned_server import AskedRequest, ReplyScript
-from standins.tiny.tokenizer import tiny_tokenizer_json
 from standins.vllm_server import VLLMServer, expansion_length
 from stenograph.engine.http.adapter import AdapterOptions
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.vllm.adapter import VLLM
-from stenograph.http.loaded_model import make_renderer
-from stenograph.model.files import ModelFiles
 from stenograph.store.folder import DataFolder
 from stenograph.store.sqlite import SqliteStore
 from stenograph.text.renderer import Renderer
 from tests.service.conftest import END, running
+from tests.service.images_kit import NUM_IDS, PAD, seeing_renderer
 
 from . import test_claude_code, test_codex, test_gemini_cli, test_opencode
 from .conftest import CONTEXT_TOKENS, SAMPLES, call, trained_runs
 
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(240)]
 
-PAD = "<|image_pad|>"
-TOKENS = ("<|vision_start|>", "<|vision_end|>", PAD, "<tool_call>", "</tool_call>")
-NUM_IDS = 320 + len(TOKENS)
-TEXT_ALONE = "{%- set content = message.content or '' -%}"
-WITH_IMAGES = """
-{%- set content -%}
-    {%- if message.content is string or not message.content -%}{{- message.content or '' -}}
-    {%- else -%}
-        {%- for part in message.content -%}
-            {{- '<|vision_start|><|image_pad|><|vision_end|>' if part.type == 'image' else part.text -}}
-        {%- endfor -%}
-    {%- endif -%}
-{%- endset -%}"""
 DONE = "It is grey."
 
 
 @pytest.fixture(scope="module")
 def seeing() -> Renderer:
     """A model that takes images and tools."""
-    chatml = (files("stenograph.families") / "chatml.jinja").read_text(encoding="utf-8")
-    assert TEXT_ALONE in chatml
-    model = ModelFiles(
-        name="tiny",
-        path=Path("tiny"),
-        tokenizer_json=tiny_tokenizer_json(more=TOKENS),
-        chat_template="{%- set default_system = '' -%}" + chatml.replace(TEXT_ALONE, WITH_IMAGES),
-        bos_token="<|im_start|>",
-        eos_token="<|im_end|>",
-        eos_token_ids=(END,),
-        vocab_size=NUM_IDS,
-        max_context_tokens=CONTEXT_TOKENS,
-        architecture="llama",
-    )
-    return make_renderer(model, "qwen3-vl")
+    return seeing_renderer(max_context_tokens=CONTEXT_TOKENS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
