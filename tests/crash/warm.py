@@ -118,7 +118,7 @@ class WarmParent:
 
 def _serve_orders() -> None:
     """Fork a server for each order, until standard input ends."""
-    from stenograph.cli import serve_command  # noqa: F401, PLC0415
+    from stenograph.cli import parts, serve_command  # noqa: F401, PLC0415
     from stenograph.cli.main import main  # noqa: PLC0415  -- only this program is a server
 
     gc.collect()

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -64,6 +65,35 @@ def test_a_run_on_a_server_that_runs_loads_no_server() -> None:
         2,
         "stenograph: no session at http://127.0.0.1:9: the server does not answer: Connection refused",
     )
+    check_light(modules, own=MAX_OWN_MODULES + 10)
+
+
+AT_THE_FIRST_LINE = """
+import json, logging, os, sys
+
+def told(record):
+    print(json.dumps([record.getMessage(), sorted(sys.modules)]), flush=True)
+    os._exit(0)
+
+logging.getLogger("stenograph.cli.serve_command").addFilter(told)
+from stenograph.cli.main import main
+main(["serve", "--port", "0", "--model", sys.argv[1]])
+"""
+
+
+def test_serve_says_what_it_loads_before_it_loads_it(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").touch()
+    command = [sys.executable, "-c", AT_THE_FIRST_LINE, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    message, modules = json.loads(done.stdout)
+    assert message == f"loading the model {tmp_path} from {tmp_path}, for the engine embedded"
+    check_light(set(modules), own=MAX_OWN_MODULES + 10)
+
+
+def test_a_port_in_use_stops_serve_before_it_loads_anything() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        code, modules, said = loaded_by("serve", "--port", str(taken.getsockname()[1]))
+    assert (code, "in use" in said) == (2, True), said
     check_light(modules, own=MAX_OWN_MODULES + 10)
 
 

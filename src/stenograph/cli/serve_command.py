@@ -8,17 +8,19 @@ import contextlib
 import logging
 import signal
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
 from stenograph.cli.commands import EXIT_INTERRUPTED
 from stenograph.cli.logs import logged, logging_to_stderr, progress_of
-from stenograph.cli.parts import PARTS
 from stenograph.cli.settings_table import CommandSettings
 from stenograph.core.loaded import entry
 from stenograph.http.listen import listen
 from stenograph.model.fetch import resolve_model
+
+if TYPE_CHECKING:
+    from stenograph.http.part import Part
 
 log = logging.getLogger(__name__)
 
@@ -35,11 +37,12 @@ def _serve(settings: CommandSettings) -> int:
     with listen(settings.host, settings.port) as listener:
         path = resolve_model(settings.model, cache_dir=settings.cache_dir, progress=progress, weights=has_weights)
         log.info("loading the model %s from %s, for the engine %s", settings.model, path, settings.engine)
+        parts: tuple[Part, ...] = entry("stenograph.cli.parts:PARTS")  # with them comes most of the program
         if settings.workers > 1:
             listener.close()  # each worker has a socket of its own on the port
             ended_by = entry("stenograph.cluster.parent:serve_workers")(
                 settings,
-                PARTS,
+                parts,
                 announce=_announce,
                 progress=progress,
                 in_worker=partial(_log_of_worker, settings),
@@ -47,11 +50,11 @@ def _serve(settings: CommandSettings) -> int:
         else:
             run = entry("stenograph.http.server:serve")
             processes = next(
-                (entry(one.processes)(settings) for one in PARTS if one.processes and one.is_wanted(settings)), None
+                (entry(one.processes)(settings) for one in parts if one.processes and one.is_wanted(settings)), None
             )
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 ended_by = runner.run(
-                    run(listener, settings, announce=_announce, progress=progress, parts=PARTS, processes=processes)
+                    run(listener, settings, announce=_announce, progress=progress, parts=parts, processes=processes)
                 )
     return EXIT_INTERRUPTED if ended_by is signal.SIGINT else 0
 
