@@ -18,7 +18,6 @@ from stenograph.core.kinds import TRAINED_KINDS, StrandKind
 from stenograph.core.types import LogprobsKind, SessionId
 from stenograph.core.whole_file import new_file, write_file
 from stenograph.export.arrow import ArrowMissing
-from stenograph.export.lines import leaves
 from stenograph.export.one_file import OneFile
 from stenograph.export.records import SessionMetadata
 from stenograph.export.replay import ReplayShape
@@ -33,6 +32,7 @@ from stenograph.session.storage import restored_session
 from stenograph.store.base import StoredSession
 from stenograph.text.renderer import Renderer
 from stenograph.trajectory.commits import ModelMark
+from stenograph.trajectory.strand_facts import leaves
 
 EXIT_ALL = 0
 EXIT_SOME = 1

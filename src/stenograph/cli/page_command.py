@@ -22,12 +22,12 @@ from stenograph.core.clock import SystemClock
 from stenograph.core.errors import SessionDamaged, StartupError
 from stenograph.core.types import SessionId
 from stenograph.core.whole_file import new_file
-from stenograph.export.lines import leaves
 from stenograph.http.line_drifts import drift_reports
 from stenograph.http.loaded_model import load_model, model_mark
 from stenograph.http.settings import Settings
 from stenograph.model.progress import Progress, StreamProgress
 from stenograph.session.facts import line_drift
+from stenograph.trajectory.strand_facts import leaves
 
 EXIT_WRITTEN = 0
 

@@ -11,11 +11,11 @@ from stenograph.console.vocabulary import vocabulary_of
 from stenograph.core.drift import DriftReport
 from stenograph.core.json_pieces import Written, json_whole
 from stenograph.export.ledger_rows import LedgerPage, ledger_rows
-from stenograph.export.lines import leaves
 from stenograph.export.why import session_findings
 from stenograph.model.tokenizer import Tokenizer
 from stenograph.session.facts import session_facts
 from stenograph.session.session import Session
+from stenograph.trajectory.strand_facts import leaves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

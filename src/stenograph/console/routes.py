@@ -37,7 +37,6 @@ from stenograph.console.vocabulary import VocabularyBytes, VocabularyMaker
 from stenograph.core.drift import DriftReport
 from stenograph.core.errors import InvalidRequest, RouteNotFound
 from stenograph.export.group_rollouts import RolloutFacts
-from stenograph.export.lines import leaves
 from stenograph.http.bulk_parts import Pieces, SessionParts
 from stenograph.http.late_routes import Late
 from stenograph.http.processes import Moments
@@ -49,7 +48,7 @@ from stenograph.session.facts import session_facts
 from stenograph.session.rollout_points import RolloutPoint
 from stenograph.session.selection import SessionFilter
 from stenograph.session.session import Session
-from stenograph.trajectory.strand_facts import SessionFacts, StrandFacts
+from stenograph.trajectory.strand_facts import SessionFacts, StrandFacts, leaves
 from stenograph.trajectory.turn import Node
 
 _BYTES_PER_TURN = 64

@@ -17,9 +17,8 @@ from stenograph.core.kinds import TRAINED_KINDS, HistoryKind
 from stenograph.core.logprobs import known_logprobs
 from stenograph.core.outcome import RolloutVerdict
 from stenograph.core.types import LogprobsKind
-from stenograph.export.lines import kept_leaves, leaves
 from stenograph.export.turn_rows import BY_PREFERENCE
-from stenograph.trajectory.strand_facts import SessionFacts
+from stenograph.trajectory.strand_facts import SessionFacts, kept_leaves, leaves
 from stenograph.trajectory.turn import CommittedTurn, Node
 
 TOKEN_BYTES = 9

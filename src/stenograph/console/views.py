@@ -20,9 +20,9 @@ from stenograph.core.kinds import HistoryKind
 from stenograph.core.logprobs import known_logprobs
 from stenograph.core.messages import Message
 from stenograph.core.types import FinishReason, LogprobsKind, SamplingParams
-from stenograph.export.lines import StrandRow, WireSpan, leaves, spans_json, strand_row
+from stenograph.export.lines import StrandRow, WireSpan, spans_json, strand_row
 from stenograph.export.records import DiscardedTurns, RecordedRewrite, WireOutcome, discarded_json, outcome_json
-from stenograph.trajectory.strand_facts import SessionFacts, StrandFacts
+from stenograph.trajectory.strand_facts import SessionFacts, StrandFacts, leaves
 from stenograph.trajectory.turn import Node, TurnStatus
 
 MAX_TURNS = 200

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from stenograph.core.errors import InvalidRequest, SamplesInconsistent
 from stenograph.core.outcome import SessionOutcome
-from stenograph.export.lines import leaves_of
 from stenograph.export.samples import Sample, SampleSet
-from stenograph.trajectory.strand_facts import SessionFacts
+from stenograph.trajectory.strand_facts import SessionFacts, leaves_of
 from stenograph.trajectory.turn import Node
 
 

@@ -30,7 +30,6 @@ from stenograph.export.lines import (
     WireSpan,
     cut,
     leaf_descriptor,
-    leaves_of,
     owners,
     spans_json,
     strand_row,
@@ -39,7 +38,7 @@ from stenograph.export.lines import (
 from stenograph.export.replay import ReplayRows, ReplayShape, indexer_topk, replayable, routed_experts
 from stenograph.export.turn_rows import TurnRow, check_kind, kinds_of_turns, sampling_mask, turn_rows
 from stenograph.trajectory.commits import SessionOptions
-from stenograph.trajectory.strand_facts import SessionFacts, StrandFacts
+from stenograph.trajectory.strand_facts import SessionFacts, StrandFacts, leaves_of
 from stenograph.trajectory.turn import Node, TurnStatus
 
 Decode = Callable[["array[int]"], str]

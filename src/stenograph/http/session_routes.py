@@ -41,7 +41,6 @@ from stenograph.dialects.sessions import (
 )
 from stenograph.export.arrow import MEDIA_TYPE, ArrowMissing, load_pyarrow, to_arrow
 from stenograph.export.ledger_rows import LedgerPage, ledger_rows
-from stenograph.export.lines import leaves
 from stenograph.export.records import (
     SessionMetadata,
     SessionView,
@@ -69,7 +68,7 @@ from stenograph.session.selection import SessionFilter, SessionState, selected
 from stenograph.session.services import TurnServices
 from stenograph.session.session import Session
 from stenograph.text.renderer import Renderer
-from stenograph.trajectory.strand_facts import SessionFacts
+from stenograph.trajectory.strand_facts import SessionFacts, leaves
 from stenograph.trajectory.turn import Node
 
 T = TypeVar("T")

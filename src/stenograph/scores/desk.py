@@ -21,7 +21,7 @@ from stenograph.core.types import RequestId
 from stenograph.core.weights import UNNAMED
 from stenograph.engine.base import Engine, EngineState
 from stenograph.engine.scoring import ScoreRequest, Scores
-from stenograph.export.lines import SampleLine, leaves_of, whole_line
+from stenograph.export.lines import SampleLine, whole_line
 from stenograph.scores.passes import ScorePass, digest_of, scores_of_turns, token_passes, turn_passes, with_prompt
 from stenograph.scores.requests import ScoreRequestBody, messages_of
 from stenograph.session.facts import session_facts
@@ -30,7 +30,7 @@ from stenograph.session.said import annotate
 from stenograph.session.services import TurnServices
 from stenograph.session.session import Session
 from stenograph.session.sessions import Sessions
-from stenograph.trajectory.strand_facts import SessionFacts
+from stenograph.trajectory.strand_facts import SessionFacts, leaves_of
 
 T = TypeVar("T")
 

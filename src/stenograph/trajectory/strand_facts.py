@@ -113,3 +113,29 @@ class SessionFacts:
     def by_node(self) -> dict[int, StrandFacts]:
         """The strand of each turn, by node id."""
         return {node.id: strand for strand in self.strands for node in strand.nodes}
+
+
+def leaves(nodes: Sequence[Node]) -> list[Node]:
+    """The nodes without a child, oldest commit first."""
+    parents = {node.parent.id for node in nodes if node.parent is not None}
+    return [node for node in nodes if node.id not in parents]
+
+
+def leaves_of(nodes: Sequence[Node], history: HistoryKind | None) -> list[Node]:
+    """The leaves of the lines for samples: of strands all of them, each strand has one line."""
+    return leaves(nodes) if history is HistoryKind.STRANDS else kept_leaves(nodes)
+
+
+def kept_leaves(nodes: Sequence[Node]) -> list[Node]:
+    """The leaves of the lines for samples, oldest commit first: all but those superseded by a later sibling.
+
+    Roots are siblings only where their prompts are equal: a side request beside the main line, a sub-agent's or a
+    compaction's, is a line of its own.
+    """
+    latest = {_place(node): node.id for node in nodes}
+    return [leaf for leaf in leaves(nodes) if latest[_place(leaf)] == leaf.id]
+
+
+def _place(node: Node) -> int | bytes:
+    """A key shared by siblings."""
+    return node.turn.new_prompt_ids.tobytes() if node.parent is None else node.parent.id

@@ -1,7 +1,7 @@
 """A history with any number of lines. Pure. A request is never refused for diverging: it attaches where it fits.
 
 Retries, branches, compactions and side requests become siblings or roots; the export chooses among them for training
-when samples are made (export/lines.py), not here.
+when samples are made (strand_facts.py), not here.
 """
 
 from array import array

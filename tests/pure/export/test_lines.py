@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from stenograph.core.errors import SamplesInconsistent
 from stenograph.core.types import FinishReason
-from stenograph.export.lines import kept_leaves, leaves, tree_metadata, whole_line
+from stenograph.export.lines import tree_metadata, whole_line
+from stenograph.trajectory.strand_facts import kept_leaves, leaves
 
 NewSession = Callable[[], Any]
 

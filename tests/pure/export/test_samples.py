@@ -15,10 +15,10 @@ from stenograph.core.kinds import HistoryKind, StrandKind
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.stated_options import StatedOptions
 from stenograph.core.types import FinishReason, Grammar, GrammarKind, LogprobsKind, SamplingParams
-from stenograph.export.lines import kept_leaves, left_out
+from stenograph.export.lines import left_out
 from stenograph.export.samples import EmptyReason, Sample, SampleSet, make_samples, to_json
 from stenograph.trajectory.commits import SessionOptions
-from stenograph.trajectory.strand_facts import SessionFacts, StrandFacts
+from stenograph.trajectory.strand_facts import SessionFacts, StrandFacts, kept_leaves
 from stenograph.trajectory.turn import TurnStatus, line_ids
 
 NewSession = Callable[[], Any]

@@ -11,13 +11,13 @@ from msgspec.structs import force_setattr
 from stenograph.core.kinds import HistoryKind, Label, StrandKind
 from stenograph.core.messages import Tool
 from stenograph.core.types import Prompt, SessionId, token_ids
-from stenograph.export.lines import leaves, left_out, strand_row, whole_line
+from stenograph.export.lines import left_out, strand_row, whole_line
 from stenograph.session.facts import session_facts
 from stenograph.session.session import Session
 from stenograph.trajectory.commits import SessionOptions
 from stenograph.trajectory.history import Attachment
 from stenograph.trajectory.strand import Strand
-from stenograph.trajectory.strand_facts import SessionFacts, StrandFacts
+from stenograph.trajectory.strand_facts import SessionFacts, StrandFacts, leaves
 from stenograph.trajectory.turn import Node, PromptContext
 
 NewSession = Callable[[], Any]
