@@ -4,6 +4,7 @@
 statements and answers can be held up and lost.
 """
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
@@ -11,7 +12,7 @@ from typing import Protocol, TypeVar
 from stenograph.cluster.postgres.shared_rows import Claimed, Deletion, EndMove, HeldBy
 from stenograph.core.messages import MediaRef
 from stenograph.core.types import SessionId
-from stenograph.store.base import StoredRow, StoredSession, StoredSummary
+from stenograph.store.base import StoredRow, StoredSession, StoredSummary, Sums
 from stenograph.store.codec.rows import HEAD_BYTES
 from stenograph.store.groups import NewRow, NewSession
 
@@ -45,6 +46,8 @@ class SharedTables:
         self._now = now
         self._owners: dict[int, _Owner] = {}
         self._sessions: dict[SessionId, _SharedSession] = {}
+        self.sums = Counter[str]()
+        """What is left of deleted sessions."""
         self._num_owners = 0
         self._num_sessions = 0
         self.num_holders = 0
@@ -159,13 +162,14 @@ class SharedTables:
         last = found[-1]
         return StoredSession(session_id=last.new.session_id, number=last.number, at=last.new.at, rows=[_opening(last)])
 
-    def delete(self, session_id: SessionId, owner: int) -> Deletion:
+    def delete(self, session_id: SessionId, owner: int, adds: Sums) -> Deletion:
         held = self._sessions.get(session_id)
         if held is None:
             return Deletion.ABSENT
         if held.owner != owner:
             return Deletion.NOT_OWNED
         del self._sessions[session_id]
+        self.sums.update(adds)
         return Deletion.DELETED
 
     def media_of(self, session_id: SessionId) -> dict[str, tuple[MediaRef, bytes]]:
@@ -256,8 +260,11 @@ class MemoryRows:
     async def find(self, key: str) -> StoredSession | None:
         return await self._way(lambda: self._tables.find(key))
 
-    async def delete(self, session_id: SessionId, owner: int) -> Deletion:
-        return await self._way(lambda: self._tables.delete(session_id, owner))
+    async def delete(self, session_id: SessionId, owner: int, adds: Sums) -> Deletion:
+        return await self._way(lambda: self._tables.delete(session_id, owner, adds))
+
+    async def sums(self) -> Sums:
+        return await self._way(lambda: Counter(self._tables.sums))
 
     async def media_of(self, session_id: SessionId) -> Collection[str]:
         return await self._way(lambda: set(self._tables.media_of(session_id)))

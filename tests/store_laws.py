@@ -102,8 +102,9 @@ async def _forgets(store: SessionStore) -> None:
     tails = [await store.create(id_, b"", at=1.0, ttl_s=None) for id_ in (gone, stays)]
     for tail in tails:
         await appended(store, tail, b"a row")
-    assert await store.delete(gone)
-    assert not await store.delete(gone)
+    assert await store.delete(gone, {"a": 1, "$$ 'b\\u0000": 2**40})
+    assert not await store.delete(gone, {"a": 1})
+    assert await store.sums() == {"a": 1, "$$ 'b\\u0000": 2**40}
     assert await store.load(gone) is None
     assert payloads(await store.load(stays)) == [b"", b"a row"]
     assert await store.delete(stays)
@@ -263,12 +264,13 @@ async def _survives(open_store: OpenStore) -> None:
         tail = await store.create(id_, b"opening", at=1.0, ttl_s=None)
         await appended(store, tail, b"one")
         await store.create(gone, b"", at=1.0, ttl_s=None)
-        await store.delete(gone)
+        await store.delete(gone, {"b": 2})
     store = await open_store()
     async with aclosing(store):
         stored = await store.take(id_)
         assert payloads(stored) == [b"opening", b"one"]
         assert await store.load(gone) is None
+        assert (await store.sums())["b"] == 2
         assert stored is not None
         await appended(store, stored.tail(), b"two")
     store = await open_store()

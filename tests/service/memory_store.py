@@ -1,6 +1,7 @@
 """Sessions in a dictionary: the contract of a store in a page, for tests and to compare other stores with."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -11,7 +12,17 @@ import msgspec
 from stenograph.core.errors import StorageUnavailable
 from stenograph.core.messages import MediaItem
 from stenograph.core.types import SessionId
-from stenograph.store.base import Done, MediaStore, StoredRow, StoredSession, StoredSummary, StoreStats, Tail
+from stenograph.store.base import (
+    NO_SUMS,
+    Done,
+    MediaStore,
+    StoredRow,
+    StoredSession,
+    StoredSummary,
+    StoreStats,
+    Sums,
+    Tail,
+)
 from stenograph.store.codec.rows import COMMIT, HEAD_BYTES, OPENED, Totals, row_body, row_digest
 from stenograph.store.folder import keep_private
 
@@ -33,6 +44,7 @@ class MemoryStore:
         self.refuse: StorageUnavailable | None = None
         self._sessions: dict[SessionId, _HeldRows] = {}
         self._num_created = 0
+        self._sums = Counter[str]()
         self._stats: StoreStats = StoreStats()
 
     def __repr__(self) -> str:
@@ -105,13 +117,19 @@ class MemoryStore:
         id_, held = found[-1]
         return StoredSession(session_id=id_, number=held.number, at=held.at, rows=held.rows[:1])
 
-    async def delete(self, session_id: SessionId) -> bool:
+    async def delete(self, session_id: SessionId, adds: Sums = NO_SUMS) -> bool:
         if self.failure is not None:
             raise self.failure
-        return self._sessions.pop(session_id, None) is not None
+        if is_there := session_id in self._sessions:
+            self.discard(session_id, adds)
+        return is_there
 
-    def discard(self, session_id: SessionId) -> None:
-        self._sessions.pop(session_id, None)
+    def discard(self, session_id: SessionId, adds: Sums = NO_SUMS) -> None:
+        if self._sessions.pop(session_id, None) is not None:
+            self._sums.update(adds)
+
+    async def sums(self) -> Sums:
+        return self._sums
 
     async def page(self, *, limit: int, after: SessionId | None) -> Sequence[StoredSummary]:
         if after is not None and after not in self._sessions:

@@ -53,7 +53,8 @@ LEAST: dict[str, str] = {
     "GET /sessions": KEY,
     "DELETE /sessions": KEY,
     "POST /samples": KEY,
-    "GET /waste": KEY,
+    "GET /accounts": KEY,
+    "GET /accounts/why": KEY,
     "POST /abort_request": KEY,
     "GET /sessions/{id}": KEY,
     "DELETE /sessions/{id}": KEY,
@@ -283,7 +284,7 @@ async def test_a_token_is_good_at_every_worker(tmp_path: Path, renderer: Rendere
             ):
                 answer = await live.call("POST", path, {}, authorization=f"Bearer {mine['token']}")
                 assert answer.status in (403, 405), answer.body
-            for name in ("GET /sessions", "DELETE /sessions", "GET /waste", "POST /abort_request", "POST /samples"):
+            for name in ("GET /sessions", "DELETE /sessions", "GET /accounts", "POST /abort_request", "POST /samples"):
                 assert (await asked(live, name, "", mine["token"])).status == 403, name
                 assert (await asked(live, name, "", forged(mine))).status == 401, name
             for name in ("GET /engines", "POST /backup", "POST /pause_generation"):

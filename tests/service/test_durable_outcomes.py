@@ -113,7 +113,7 @@ async def test_the_fates_of_sessions_that_are_not_in_memory_count_when_they_are_
             assert (await live.call("DELETE", f"/sessions/{session}")).status == 204
             assert (await live.call("DELETE", f"/sessions/{session}")).status == 404
         metrics = await live.call("GET", "/metrics")
-        told = {**dict.fromkeys(FATES, 0), "trained": 5, "infra_failed": 5, "untrained": 5}
+        told = {**dict.fromkeys(FATES, 0), "trained": 5, "infra": 5, "discarded": 5}
         assert counted(metrics) == told, left
         page = metrics.body.decode()
         assert 'stenograph_session_outcomes_total{verdict="infra_failed"} 1.0' in page
@@ -133,7 +133,7 @@ async def test_the_fates_of_a_session_that_expires_count_once(kept: Serve, aslee
             assert (await live.call("GET", f"/sessions/{session}")).status == 404
             live.manager.sessions.expire()
             await live.manager.sessions.expire_kept()
-        assert counted(await live.call("GET", "/metrics"))["untrained"] == 5
+        assert counted(await live.call("GET", "/metrics"))["discarded"] == 5
         assert "stenograph_store_sessions_damaged_total 0.0" in (await live.call("GET", "/metrics")).body.decode()
 
 

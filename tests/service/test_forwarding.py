@@ -494,7 +494,7 @@ async def test_a_malformed_address_in_the_database_is_an_error_at_once(at: str, 
         listed = await other.live.call("POST", "/samples", {"sessions": [session]})
         assert listed.status == 200
         assert b"does not answer" in listed.body
-        every = await other.live.call("GET", "/waste")
+        every = await other.live.call("POST", "/abort_request", {"abort_all": True})
         assert (every.status, every.json()["error"]["code"]) == (503, "worker_unavailable")
         assert (await other.live.call("GET", "/health")).status == 200
 

@@ -10,6 +10,7 @@ import pytest
 from standins.scripted_engine import Script
 from stenograph.core.errors import UpstreamInvalid, UpstreamUnreachable
 from stenograph.core.log_line import LogLine
+from stenograph.core.outcome import TokenFate
 
 from .conftest import Live, assistant, user
 
@@ -130,8 +131,8 @@ async def test_a_session_ends_with_one_line(live: Live, lines: Lines) -> None:
         "tokens": usage["total_tokens"],
         "group": None,
         "verdict": "none",
-        **{f"{fate}_tokens": 0 for fate in ("trained", "discarded", "infra_failed", "aborted")},
-        "untrained_tokens": usage["completion_tokens"],
+        **{f"{fate}_tokens": 0 for fate in TokenFate},
+        "discarded_tokens": usage["completion_tokens"],
     }
     assert isinstance(age_s, float)
 

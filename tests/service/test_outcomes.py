@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import load
 
+from stenograph.core.outcome import TokenFate
 from stenograph.core.types import Finish, FinishReason
 
 from .conftest import Answer, Live, user
@@ -142,23 +143,23 @@ async def test_each_sampled_token_has_one_fate_when_its_session_ends(live: Live)
     live.says("four")
     await live.chat(session, user("a"))
     (sample,) = (await samples(live, session, max_seq_len=len(live.engine.requests[-1].prompt.ids) + 2))["samples"]
-    assert sum(sample["loss_mask"]) == 2  # all the same trained: what a later turn replaces of it is discarded
+    assert sum(sample["loss_mask"]) == 2  # all the same trained: what a later turn replaces of it is a retry
     live.says("one")
     await live.chat(session, user("a"))
-    await ended(session, trained=2, discarded=3, untrained=4)
+    await ended(session, trained=2, retry=3, discarded=4)
 
     session = await rollout(live)
     live.says("no", finish=Finish(reason=FinishReason.ABORT))
     await live.chat(session, user("b"))
-    await ended(session, aborted=2, untrained=4)
+    await ended(session, aborted=2, discarded=4)
 
     session = await rollout(live)
     await live.call("PUT", f"/sessions/{session}/outcome", {"verdict": "infra_failed"})
     assert (await samples(live, session))["samples"] == []
-    await ended(session, infra_failed=4)
+    await ended(session, infra=4)
 
 
-FATES = ("trained", "discarded", "infra_failed", "aborted", "untrained")
+FATES = tuple(TokenFate)
 
 
 def counted(page: Answer) -> dict[str, int]:

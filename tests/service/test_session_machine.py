@@ -44,6 +44,7 @@ from stenograph.core.telemetry import NoTelemetry, SessionEnd, SessionReport, Tu
 from stenograph.core.types import Finish, FinishReason, RequestId, SamplingParams
 from stenograph.offload.pool import CpuPool
 from stenograph.session.admission import Limits
+from stenograph.session.fates import num_by_fate
 from stenograph.session.manager import SessionManager
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.session import Session
@@ -1081,14 +1082,11 @@ class SessionMachine(RuleBasedStateMachine):
             strands = place.real.strands
             num_gone = sum(turn.num_sampled for turn in place.replaced)
             assert strands.discarded == Discarded(num_turns=len(place.replaced), num_tokens=num_gone)
-            assert place.real.num_tokens_by_fate() == {
-                **dict.fromkeys(TokenFate, 0),
-                TokenFate.DISCARDED: num_gone,
-                TokenFate.ABORTED: sum(turn.num_sampled for turn in place.turns if turn.status is TurnStatus.ABORTED),
-                TokenFate.UNTRAINED: sum(
-                    turn.num_sampled for turn in place.turns if turn.status is not TurnStatus.ABORTED
-                ),
-            }
+            fates, num_kept = num_by_fate(place.real), sum(turn.num_sampled for turn in place.turns)
+            num_aborted = sum(turn.num_sampled for turn in place.replaced if turn.status is TurnStatus.ABORTED)
+            outside = fates[TokenFate.DISCARDED] + fates[TokenFate.INFRA]
+            assert fates[TokenFate.ABORTED] == num_aborted
+            assert sum(fates.values()) - outside == num_gone + num_kept
             assert (strands.num_turns, strands.num_tokens) == (len(nodes), sum(turn.num_own for turn in place.turns))
             if place.kind is not HistoryKind.TREE:
                 for strand in strands.kept:

@@ -168,10 +168,10 @@ async def test_samples_of_many_are_given_out_and_deleted_wherever_the_sessions_a
             assert shown == ids
             assert told == {"sessions": 4, "failed": 0, "deleted": 4, "not_deleted": []}
             assert (await door.call("GET", "/sessions")).json()["sessions"] == []
-    tokens = [(await door.call("GET", "/waste")).json() for door in cluster.doors]
-    assert tokens[1:] == tokens[:-1]
-    assert (tokens[0]["ended_sessions"], tokens[0]["tokens"]["untrained"]) == (32, 0)
-    assert tokens[0]["tokens"]["trained"] > 0
+    told = [(await door.call("GET", "/accounts")).json() for door in cluster.doors]
+    assert told[1:] == told[:-1]
+    assert (told[0]["ended_sessions"], told[0]["whole"]["tokens"]["discarded"]) == (32, 0)
+    assert told[0]["whole"]["tokens"]["trained"] > 0
 
 
 async def test_the_consoles_group_has_the_rollouts_of_all_servers(cluster: Cluster) -> None:
@@ -258,7 +258,6 @@ async def test_a_server_that_does_not_answer_is_named_and_nothing_is_half_withou
         theirs = cluster.tables.move(SessionId(await cluster.open(group="g")), store.owner.needed().owner)
         for method, path, body in (
             ("POST", "/abort_request", {"abort_all": True}),
-            ("GET", "/waste", None),
             ("DELETE", "/sessions?group=g", None),
         ):
             refused = await door.call(method, path, body)
@@ -301,7 +300,7 @@ async def test_a_pause_names_the_servers_that_go_on(cluster: Cluster) -> None:
         for method, path in (("POST", "/engines"), ("DELETE", "/engines/http%3A%2F%2F127.0.0.1%3A1")):
             answer = await door.call(method, path, {"url": "http://127.0.0.1:1"})
             assert (answer.status, answer.headers["x-stenograph-not-asked"]) == (404, other), path
-    assert "x-stenograph-not-asked" not in (await cluster.one.lives[0].call("GET", "/waste")).headers
+    assert "x-stenograph-not-asked" not in (await cluster.one.lives[0].call("GET", "/accounts")).headers
 
 
 async def test_what_another_worker_has_is_asked_of_the_database_once(cluster: Cluster) -> None:

@@ -249,11 +249,11 @@ class AlikeMachine(RuleBasedStateMachine):
         lists = [self.cleaned(answer.json()).get("sessions", []) for answer in (one, other)]
         assert sorted(lists[0], key=str) == sorted(lists[1], key=str)  # the workers' are worker by worker
 
-    @rule(through=THROUGH, group=st.sampled_from(["", "?group=g", "?group=h", "?what=1"]))
-    def waste(self, through: int, group: str) -> None:
-        one, other = (answer.json() for answer in self.asked(through, "GET", f"/waste{group}"))
+    @rule(through=THROUGH, query=st.sampled_from(["", "?group=g", "?by=cause", "?by=step&group=h", "?what=1"]))
+    def accounts(self, through: int, query: str) -> None:
+        one, other = (answer.json() for answer in self.asked(through, "GET", f"/accounts{query}"))
         for told in (one, other):
-            told.get("groups", []).sort(key=str)
+            told.get("rows", []).sort(key=str)
         assert one == other
 
     @rule(through=THROUGH, group=st.sampled_from(["g", "h", "none"]))

@@ -123,8 +123,8 @@ async def test_a_client_that_leaves_ends_all_and_keeps_what_it_has_not_taken(wor
         answer.close()
     await workers.at_rest()
     assert await listed(live, "group=g") == [ids[1], ids[0]]
-    waste = (await live.call("GET", "/waste")).json()
-    assert waste["tokens"]["trained"] == 0
+    told = (await live.call("GET", "/accounts")).json()
+    assert told["whole"]["tokens"]["trained"] == 0
 
 
 @pytest.mark.parametrize("layout", ["safetensors", "arrow"])
@@ -157,7 +157,12 @@ async def test_sessions_of_a_worker_that_is_away_have_their_error_and_a_filter_w
         assert (told[-1][0]["failed"], told[-1][0]["deleted"]) == (1, 1)
         with pytest.raises(aiohttp.ClientError):
             await bulk(live, group="g")
-        for method, path in (("DELETE", "/sessions?group=g"), ("GET", "/waste"), ("GET", "/sessions?group=g"), GROUP):
+        for method, path in (
+            ("DELETE", "/sessions?group=g"),
+            ("GET", "/accounts"),
+            ("GET", "/sessions?group=g"),
+            GROUP,
+        ):
             answer = await live.call(method, path)
             assert (answer.status, answer.json()["error"]["code"]) == (503, "worker_unavailable")
     here.listener.close()
@@ -194,27 +199,28 @@ async def test_filters_hold_across_workers_page_by_page_and_delete_at_all(worker
     assert len(await listed(workers.lives[0], "")) == 8
 
 
-async def test_waste_is_that_of_all_workers(workers: Workers) -> None:
+async def test_accounts_are_those_of_all_workers(workers: Workers) -> None:
     live = workers.lives[0]
     ids = await rollouts(workers, at=(0, 1, 1), group="g")
     await rollouts(workers, at=(1,))
     await bulk(live, sessions=ids[:2], delete=True)
-    views = [(await one.call("GET", "/waste")).json() for one in workers.lives]
-    assert views[0] == views[1]
+    views = [(await one.call("GET", "/accounts")).json() for one in workers.lives]
+    assert views[0]["whole"] == views[1]["whole"]
     one = (await own_tokens(live)) // 4
-    (group, none) = views[0]["groups"]
-    assert (group["group"], group["live_sessions"], group["ended_sessions"]) == ("g", 1, 2)
-    assert (group["tokens"]["trained"], group["tokens"]["untrained"]) == (2 * one, one)
-    assert (none["group"], none["live_sessions"], none["tokens"]["untrained"]) == (None, 1, one)
+    rows = {row["key"]: row for row in views[0]["rows"]}
+    assert (rows["g"]["tokens"]["trained"], rows["g"]["tokens"]["open"]) == (2 * one, one)
+    assert (rows[None]["sampled"], rows[None]["tokens"]["open"]) == (one, one)
     assert (views[0]["live_sessions"], views[0]["ended_sessions"]) == (2, 2)
-    only = (await live.call("GET", "/waste?group=g")).json()
-    assert only["groups"] == [group]
-    assert only["tokens"] == group["tokens"]
-    assert (await live.call("GET", "/waste?what=1")).status == 400
+    only = (await live.call("GET", "/accounts?group=g")).json()
+    assert (only["live_sessions"], only["ended_sessions"], only["rows"]) == (1, 2, [rows["g"]])
+    whys = [(await one.call("GET", "/accounts/why?group=g")).json()["rows"] for one in workers.lives]
+    assert sorted(whys[0], key=str) == sorted(whys[1], key=str)
+    assert sum(row["tokens"] for row in whys[0]) == 3 * one
+    assert (await live.call("GET", "/accounts?what=1")).status == 400
 
 
 async def own_tokens(live: Live) -> int:
-    return sum((await live.call("GET", "/waste")).json()["tokens"].values())
+    return (await live.call("GET", "/accounts")).json()["whole"]["sampled"]
 
 
 async def test_no_client_gets_to_what_workers_ask_each_other(workers: Workers) -> None:

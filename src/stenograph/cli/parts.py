@@ -23,6 +23,11 @@ PARTS = (
         groups="stenograph.scores.routes:score_groups",
     ),
     Part(
+        name="accounts",
+        routes=("stenograph.accounts.routes:AccountRoutes",),
+        groups="stenograph.accounts.routes:account_groups",
+    ),
+    Part(
         name="backup",
         routes=("stenograph.backup.routes:BackupRoute",),
         groups="stenograph.backup.routes:backup_groups",

@@ -21,6 +21,7 @@ from stenograph.engine.settings import EngineKind
 from stenograph.http.settings import Settings
 from stenograph.model.settings import default_cache_dir
 from stenograph.parts import (
+    AccountSettings,
     ClusterSettings,
     EmbeddedSettings,
     ForwardKind,
@@ -62,6 +63,7 @@ class LogSettings:
 class CommandSettings(
     ClusterSettings,
     TraceSettings,
+    AccountSettings,
     ScoreSettings,
     ReplaySettings,
     WeightSettings,

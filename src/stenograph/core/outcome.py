@@ -23,18 +23,26 @@ class RolloutVerdict(enum.StrEnum):
 
 
 class TokenFate(enum.StrEnum):
-    """Fates of a session's sampled tokens; each token has the first fitting one."""
+    """Fates of sampled tokens. Each token has exactly one (session/fates.py)."""
 
+    OPEN = "open"
+    """Undecided: somebody may train it still."""
     TRAINED = "trained"
-    """In samples given out, with mask 1."""
-    DISCARDED = "discarded"
+    """In samples with a receipt; of a session never claimed, in samples given out."""
+    CUT = "cut"
+    """In a session that was trained, and outside its samples: beyond `max_seq_len`, or re-emitted by the next turn."""
+    RETRY = "retry"
     """In a turn replaced by a later turn of the session."""
-    INFRA_FAILED = "infra_failed"
-    """In a rollout with an infrastructure failure."""
+    SIDE = "side"
+    """In a side strand."""
+    DISCARDED = "discarded"
+    """In a turn without a reader, or in a session that ended or was abandoned before anybody trained it."""
     ABORTED = "aborted"
-    """In a turn ended early by the engine."""
-    UNTRAINED = "untrained"
-    """In none of these: nobody asked for them, or they were left out."""
+    """In a turn ended early by an update of the weights or an abort, and not trained."""
+    STALE = "stale"
+    """In a session abandoned for its age in versions of the weights."""
+    INFRA = "infra"
+    """In a turn that failed, or a rollout with an infrastructure failure."""
 
 
 NO_VERDICT = "none"

@@ -46,8 +46,8 @@ class TurnReport(Struct, frozen=True, kw_only=True, gc=False):
     the first token, `itl_s` the gaps between steps with sampled tokens, `tpot_s` their mean per token; None and empty
     where the engine does not stream. `num_kept` of `num_prompt` stood in the line before. `unasked_replay` names
     unrequested payloads in the reply. Its commit discarded `num_discarded_turns` turns of its session, with
-    `num_discarded_tokens` sampled tokens in them. A rule named the `kind` of its request, None if none did; `group` is
-    its session's; `rewrites` are the changes to the client's request.
+    `num_discarded_tokens` sampled tokens in them. A rule named the `kind` of its request, None if none did; `rewrites`
+    are the changes to the client's request.
     """
 
     end: TurnEnd
@@ -67,7 +67,6 @@ class TurnReport(Struct, frozen=True, kw_only=True, gc=False):
     itl_s: tuple[float, ...] = ()
     unasked_replay: tuple[str, ...] = ()
     kind: StrandKind | None = None
-    group: str | None = None
     rewrites: tuple[AppliedRewrite, ...] = ()
 
     @property
@@ -85,11 +84,10 @@ class SessionEnd(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionReport:
-    """One session, when it is gone: its group, the verdict of its outcome, None if nobody has said one, and its sampled
+    """One session, when it is gone: the verdict of its outcome, None if nobody has said one, and its sampled
     tokens."""
 
     end: SessionEnd
-    group: str | None = None
     verdict: RolloutVerdict | None = None
     num_tokens: Mapping[TokenFate, int] = field(default_factory=dict[TokenFate, int])
 

@@ -13,7 +13,6 @@ from stenograph.http.part import Core, Part
 from stenograph.http.route import Route
 from stenograph.http.route_table import rows
 from stenograph.http.session_routes import SessionRoutes
-from stenograph.http.waste_route import WasteRoute
 
 HELD_RESPONSES = "stenograph.http.response_route:HeldResponses"
 
@@ -41,7 +40,7 @@ class Late:
     def own_groups(self) -> Sequence[object]:
         """The objects of the classes with the core's rows."""
         media = MediaRoute(authenticator=self.core.authenticator)
-        groups = (BulkRoutes(sessions=self.sessions, parts=self.all_parts), WasteRoute(sessions=self.sessions), media)
+        groups = (BulkRoutes(sessions=self.sessions, parts=self.all_parts), media)
         held = self.core.spoken.held
         if held is None:
             return (*groups, self.sessions)

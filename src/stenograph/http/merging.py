@@ -69,38 +69,6 @@ def _merged_engines(decoded: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     return [*merged.values()]
 
 
-class _WasteRow(msgspec.Struct):
-    group: str | None
-    live_sessions: int
-    ended_sessions: int
-    tokens: dict[str, int]
-
-    def add(self, other: "_WasteRow | _Waste") -> None:
-        self.live_sessions += other.live_sessions
-        self.ended_sessions += other.ended_sessions
-        self.tokens = {fate: num + other.tokens[fate] for fate, num in self.tokens.items()}
-
-
-class _Waste(msgspec.Struct):
-    live_sessions: int
-    ended_sessions: int
-    tokens: dict[str, int]
-    groups: list[_WasteRow]
-
-
-def waste(bodies: Sequence[bytes]) -> bytes:
-    """The waste of all workers, in all and by group."""
-    first, *others = (msgspec.json.decode(body, type=_Waste) for body in bodies)
-    groups = {row.group: row for row in first.groups}
-    whole = _WasteRow(None, first.live_sessions, first.ended_sessions, first.tokens)
-    for other in others:
-        whole.add(other)
-        for row in other.groups:
-            if (seen := groups.setdefault(row.group, row)) is not row:
-                seen.add(row)
-    return msgspec.json.encode(_Waste(whole.live_sessions, whole.ended_sessions, whole.tokens, [*groups.values()]))
-
-
 def exposition(texts: Mapping[int, bytes]) -> bytes:
     """Prometheus' text of all workers: every sample has its worker as a label, and each family stands once.
 

@@ -21,7 +21,6 @@ from prometheus_client.registry import Collector
 
 from stenograph.core.stages import Stage
 from stenograph.core.telemetry import GrammarStep, SessionReport, TurnEnd, TurnReport
-from stenograph.core.waste import WasteCounts
 from stenograph.engine.base import EngineStatus
 from stenograph.http.metric_table import (
     ABORTED_TOKENS,
@@ -182,8 +181,6 @@ class Metrics(Collector):
 
     def __init__(self) -> None:
         self._serving: Serving | None = None
-        self.waste = WasteCounts()
-        """Fates of sampled tokens, by group."""
         self._counts = {
             metric: defaultdict[str, float](int, dict.fromkeys(("",) if metric.label is None else metric.values, 0))
             for metric in METRICS
@@ -221,7 +218,6 @@ class Metrics(Collector):
             self._counts[REWRITES][rewrite.rule] += 1
         if report.end is not TurnEnd.COMMITTED and (num_wasted := report.num_wasted):
             self._counts[WASTED_TOKENS][""] += num_wasted
-            self.waste.turn_wasted(report.group, num_wasted)
 
     def reply_delivered(self, reply_s: float) -> None:
         """Count the stage `reply` of a turn."""
@@ -234,7 +230,6 @@ class Metrics(Collector):
     def session_ended(self, report: SessionReport) -> None:
         """Count an ended session."""
         self._of_sessions.add(report)
-        self.waste.session_ended(report.group, report.num_tokens)
 
     def error_sent(self, code: str) -> None:
         """Count an error answer to a client, by the error's `code`."""

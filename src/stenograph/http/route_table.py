@@ -11,7 +11,6 @@ GROUPS = (
     "stenograph.http.control_routes:ControlRoutes",
     "stenograph.http.create_route:CreateRoute",
     "stenograph.http.bulk_routes:BulkRoutes",
-    "stenograph.http.waste_route:WasteRoute",
     "stenograph.http.session_routes:SessionRoutes",
     "stenograph.http.media_route:MediaRoute",
 )

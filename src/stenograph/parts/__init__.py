@@ -139,6 +139,29 @@ class ScoreSettings:
     )
 
 
+def _price(value: object) -> float:
+    """A price. Raises ValueError."""
+    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", value):
+        value = float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1e9:
+        raise ValueError
+    return float(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccountSettings:
+    """Settings of accounts."""
+
+    token_price: float | None = setting(
+        None,
+        Kind(expected="a number from 0", read=_price),
+        "Price of a million sampled tokens, in any currency: `GET /accounts` has costs then.",
+        shown="none: no costs",
+        section=Section.ENGINE,
+        after="scores_in_flight",
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class TraceSettings:
     """Settings of traces."""

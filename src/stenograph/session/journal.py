@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from stenograph.core.errors import InternalError, StenographError, UpstreamInvalid
+from stenograph.core.loaded import entry
 from stenograph.core.log_line import LogLine
 from stenograph.core.outcome import NO_VERDICT, TokenFate
 from stenograph.core.telemetry import SessionEnd, SessionReport, TurnEnd, TurnReport
@@ -21,8 +22,8 @@ from stenograph.session.turn import TurnOutcome
 log = logging.getLogger(__name__)
 
 
-def turn_report(turn: RunningTurn, index: int, task: "asyncio.Task[TurnOutcome]", group: str | None) -> TurnReport:
-    """The report of a turn, the one of this index in a request with an ended task. `group` is its session's."""
+def turn_report(turn: RunningTurn, index: int, task: "asyncio.Task[TurnOutcome]") -> TurnReport:
+    """The report of a turn, the one of this index in a request with an ended task."""
     meter = turn.meter
     report = partial(
         TurnReport,
@@ -32,7 +33,6 @@ def turn_report(turn: RunningTurn, index: int, task: "asyncio.Task[TurnOutcome]"
         itl_s=tuple(meter.gaps_s),
         unasked_replay=meter.unasked_replay,
         kind=turn.kind,
-        group=group,
     )
     if task.cancelled():
         return report(end=TurnEnd.ABANDONED, stages_s=turn.stages.durations_s())
@@ -129,5 +129,5 @@ def log_session_end(session: Session, end: SessionEnd | str, *, age_s: float, fa
 def session_report(session: Session, end: SessionEnd) -> SessionReport:
     """The report of the end of a session, for the metrics."""
     verdict = None if session.outcome is None else session.outcome.verdict
-    fates = session.num_tokens_by_fate()
-    return SessionReport(end=end, group=session.options.stated.group, verdict=verdict, num_tokens=fates)
+    fates = entry("stenograph.session.fates:num_by_fate")(session, is_gone=True)
+    return SessionReport(end=end, verdict=verdict, num_tokens=fates)

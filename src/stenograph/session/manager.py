@@ -199,10 +199,10 @@ class SessionManager:
             if turns:
                 await asyncio.wait([turn.task for turn in turns])
             if storage is not None:
-                await storage.delete(session_id)
+                await storage.delete(session_id, session)
         except BaseException:
             if storage is not None:
-                storage.discard(session.id)
+                storage.discard(session)
             raise
         finally:
             sessions.forget(session, SessionEnd.DELETED)
@@ -330,7 +330,7 @@ class SessionManager:
         reports: list[TurnReport] = []
         for index, one in enumerate(run.turns):
             one.buffer.close()
-            reports.append(turn_report(one, index, task, None if session is None else session.options.stated.group))
+            reports.append(turn_report(one, index, task))
         if session is not None:
             session.ended(turn, now=self._clock.monotonic(), committed=reports[0].end is TurnEnd.COMMITTED)
             self.sessions.chatted(session)
@@ -339,6 +339,8 @@ class SessionManager:
         logged = error
         for one, report in zip(run.turns, reports, strict=True):
             self._telemetry.turn_ended(report)
+            if report.end is not TurnEnd.COMMITTED or report.was_aborted:
+                entry("stenograph.session.fates:turn_left")(self.sessions, session, one.node_id, report, self.weights)
             log_turn_end(one, report, session=session, client=caller.name, error=logged)
             logged = None  # is logged once
         if session is not None and any(map(attrgetter("discarded"), run.turns)):

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from stenograph.core.errors import ModelMismatch, SessionNotFound, StorageUnavailable
 from stenograph.core.kinds import HistoryKind
-from stenograph.core.outcome import Annotation, RolloutVerdict, SessionOutcome, TokenFate
+from stenograph.core.outcome import Annotation, SessionOutcome
 from stenograph.core.types import RequestId, SessionId
 from stenograph.session.kept import KeptReply, StoredReply
 from stenograph.session.ledger import RequestLedger
@@ -19,7 +20,10 @@ from stenograph.store.restored import totals_of
 from stenograph.trajectory.commits import RequestMark, SessionCommit, SessionOptions
 from stenograph.trajectory.matching import load_matcher
 from stenograph.trajectory.strand import Strand, Strands
-from stenograph.trajectory.turn import Node, TurnStatus
+from stenograph.trajectory.turn import Node
+
+if TYPE_CHECKING:
+    from stenograph.trajectory.account import Account  # loaded by the first entry
 
 
 def _ignore() -> None:
@@ -84,7 +88,10 @@ class Session:
         """The reason why it takes no turns: it can only be read, or it is another process's by now."""
         self.media: dict[str, object] = {}
         """Its media by hash, where no store has them (kept_media.py)."""
-        self._num_trained: dict[int, int] = {}
+        self.given: dict[int, int] = {}
+        """Sampled tokens in samples given out, by node id; the end of the process forgets it."""
+        self.account: Account | None = None
+        """The entries of its tokens; None before the first."""
         self.num_counted_tokens = 0
         """Number of its tokens in the manager's count of all sessions' tokens."""
 
@@ -147,25 +154,7 @@ class Session:
     def note_trained(self, num_by_node: Mapping[int, int]) -> None:
         """Samples were given out. They train so many sampled tokens of each of these turns, its first ones."""
         for node_id, num_tokens in num_by_node.items():
-            self._num_trained[node_id] = max(num_tokens, self._num_trained.get(node_id, 0))
-
-    def num_tokens_by_fate(self) -> dict[TokenFate, int]:
-        """Its sampled tokens, each once, by their fate so far."""
-        found = dict.fromkeys(TokenFate, 0)
-        gone = dict(self._num_trained)
-        for node in self.nodes:
-            num_trained = gone.pop(node.id, 0)
-            found[TokenFate.TRAINED] += num_trained
-            found[self._untrained_fate(node)] += len(node.turn.sampled.ids) - num_trained
-        num_trained = sum(gone.values())  # of turns that were replaced after they had been given out
-        found[TokenFate.TRAINED] += num_trained
-        found[TokenFate.DISCARDED] += self.strands.discarded.num_tokens - num_trained
-        return found
-
-    def _untrained_fate(self, node: Node) -> TokenFate:
-        if self.outcome is not None and self.outcome.verdict is RolloutVerdict.INFRA_FAILED:
-            return TokenFate.INFRA_FAILED
-        return TokenFate.ABORTED if node.turn.status is TurnStatus.ABORTED else TokenFate.UNTRAINED
+            self.given[node_id] = max(num_tokens, self.given.get(node_id, 0))
 
     def close(self) -> None:
         """Drop the references back to the session, to free it at once."""

@@ -6,7 +6,7 @@ ends, are the manager's. All state changes are synchronous.
 
 import itertools
 import uuid
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
@@ -19,6 +19,7 @@ from stenograph.core.errors import (
     SessionNotFound,
     StorageUnavailable,
 )
+from stenograph.core.loaded import entry
 from stenograph.core.telemetry import NoTelemetry, SessionEnd, SessionReport, Telemetry
 from stenograph.core.types import SessionId
 from stenograph.session.admission import Capacity, Limits
@@ -66,6 +67,8 @@ class Sessions:
         self._peeked = PeekedSessions(clock)
         self.num_forgotten = 0
         """Sessions gone from memory."""
+        self.sums = Counter[str]()
+        """The tokens that ended in this process and are in no store: of sessions in memory alone, and stateless."""
         self.num_evicted = 0
         """Those of them still in the store."""
 
@@ -212,7 +215,10 @@ class Sessions:
         return not session.is_expired(self._clock.monotonic())
 
     def note_trained(self, session: Session, num_by_node: Mapping[int, int]) -> None:
-        """Samples of a session were given out, perhaps of one only peeked at: as `Session.note_trained`."""
+        """Samples of a session were given out, perhaps of one only peeked at: as `Session.note_trained`. Later
+        turns are still to be given out."""
+        if (last := session.latest) is not None:
+            num_by_node = {last.id: 0, **num_by_node}
         self._sessions.get(session.id, session).note_trained(num_by_node)
         if self.storage is not None:
             self.storage.note_trained(session.id, num_by_node)
@@ -272,12 +278,17 @@ class Sessions:
         """Log the end of each session at the end of the process."""
         now = self._clock.wall()
         for session in self._sessions.values():
-            log_session_end(session, STOPPED, age_s=now - session.created_at, fates=session.num_tokens_by_fate())
+            log_session_end(
+                session,
+                STOPPED,
+                age_s=now - session.created_at,
+                fates=entry("stenograph.session.fates:num_by_fate")(session),
+            )
 
     def _drop_expired(self, session: Session) -> None:
         session.refuse_new()
         if self.storage is not None and session.tail is not None:
-            self.storage.discard(session.id)
+            self.storage.discard(session)
         self.forget(session, SessionEnd.EXPIRED)
 
     def chatted(self, session: Session) -> None:
@@ -313,6 +324,8 @@ class Sessions:
 
     def _tell_gone(self, session: Session, end: SessionEnd) -> None:
         self._on_gone(session.id)
+        if self.storage is None or session.tail is None:  # else the store has them
+            self.sums.update(entry("stenograph.session.fates:last_sums")(session))
         report = session_report(session, end)
         log_session_end(session, end, age_s=self._clock.wall() - session.created_at, fates=report.num_tokens)
         self._telemetry.session_ended(report)

@@ -10,14 +10,16 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 from stenograph.core.clock import Clock
 from stenograph.core.errors import ModelMismatch, SessionDamaged, SessionNotFound
+from stenograph.core.loaded import entry
 from stenograph.core.types import SessionId
 from stenograph.offload.memory import untrack
 from stenograph.offload.pool import CpuPool
 from stenograph.session.session import Session
-from stenograph.store.base import SessionStore, StoredSession
+from stenograph.store.base import NO_SUMS, SessionStore, StoredSession, Sums
 from stenograph.store.codec.commits import encode_opened
 from stenograph.store.restored import ListedSession, MatcherOf, listed_session, restored_turns
 from stenograph.trajectory.commits import ModelMark, SessionOpened
@@ -145,37 +147,32 @@ class SessionStorage:
         for node_id, num_tokens in num_by_node.items():
             known[node_id] = max(num_tokens, known.get(node_id, 0))
 
-    async def delete(self, session_id: str) -> bool:
-        """Delete a session; whether there was one. Whoever is reading it finds it gone. Raises StorageUnavailable."""
-        was_there = await self.store.delete(SessionId(session_id))
+    async def delete(self, session_id: str, session: Session | None) -> bool:
+        """Delete a session; whether there was one. Whoever is reading it finds it gone. What is left of it is its sums,
+        none of a damaged one. Raises StorageUnavailable."""
+        was_there = await self.store.delete(SessionId(session_id), _sums(session))
         self._forgotten(session_id)
         return was_there
 
-    def discard(self, session_id: str) -> None:
+    def discard(self, session: Session) -> None:
         """Delete a session without waiting for it."""
-        self.store.discard(SessionId(session_id))
-        self._forgotten(session_id)
+        self.store.discard(session.id, _sums(session))
+        self._forgotten(session.id)
 
     async def remove(self, session_id: str) -> Session | None:
         """Delete a session outside of memory: as it was, or None if it was damaged. From now on nobody reads it.
 
-        It is made again once it is gone, so sessions deleted together are one group of the store. Raises
-        SessionNotFound or StorageUnavailable.
+        Raises SessionNotFound or StorageUnavailable.
         """
         self._deleting[session_id] += 1
         try:
-            stored: StoredSession | None = None
+            session: Session | None = None
             with suppress(SessionDamaged):
                 stored = await self.store.load(SessionId(session_id))
-            num_trained = dict(self._trained.get(session_id, {}))
-            if not await self.delete(session_id):
-                raise SessionNotFound(session_id)
-            with suppress(SessionDamaged):
                 session = None if stored is None else await self._restored(stored)
-                if session is not None:
-                    session.note_trained(num_trained)
-                return session
-            return None
+            if not await self.delete(session_id, session):
+                raise SessionNotFound(session_id)
+            return session
         finally:
             self._deleting[session_id] -= 1
             if not self._deleting[session_id]:
@@ -223,6 +220,10 @@ class SessionStorage:
         return session
 
 
+def _sums(session: Session | None) -> Sums:
+    return NO_SUMS if session is None else cast("Sums", entry("stenograph.session.fates:last_sums")(session))
+
+
 def restored_session(
     stored: StoredSession, *, matcher_of: MatcherOf, model: ModelMark | None, now: float, wall: float
 ) -> Session:
@@ -241,7 +242,7 @@ def restored_session(
         strands=restored.strands,
     )
     session.opened_by, session.outcome, session.tail = opened.request, restored.outcome, stored.tail()
-    session.annotations = restored.annotations
+    session.annotations, session.account = restored.annotations, restored.account
     if model is not None and opened.model.digest != model.digest:
         session.refusal = ModelMismatch(session.id, made_with=opened.model.name, served=model.name)
     for commit, placed in restored.commits:

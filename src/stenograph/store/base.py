@@ -29,6 +29,7 @@ from stenograph.core.types import SessionId
 from stenograph.store.codec.rows import (
     COMMIT,
     DIGEST_BYTES,
+    ENTRY,
     OPENED,
     OUTCOME,
     SCORES,
@@ -40,6 +41,11 @@ from stenograph.store.codec.rows import (
 
 FULL_RETRY_S = 10.0
 """Time for a client to wait while the disk is full."""
+
+Sums = Mapping[str, int]
+"""Numbers by key, as what is left of deleted sessions."""
+
+NO_SUMS: Sums = {}
 
 Done = Callable[[StenographError | None], None]
 """Called on the loop when a row is durable (None), or with the reason for its absence."""
@@ -178,12 +184,17 @@ class SessionStore(Protocol):
         """The rows of a session, to read alone; as `take`."""
         ...
 
-    async def delete(self, session_id: SessionId) -> bool:
-        """Forget a session and all its rows; whether there was one. Raises StorageUnavailable."""
+    async def delete(self, session_id: SessionId, adds: Sums = NO_SUMS) -> bool:
+        """Forget a session and all its rows, and add to the sums if there was one, both or neither; whether there was
+        one. Raises StorageUnavailable."""
         ...
 
-    def discard(self, session_id: SessionId) -> None:
+    def discard(self, session_id: SessionId, adds: Sums = NO_SUMS) -> None:
         """Delete a session without waiting for it: for who is being cancelled."""
+        ...
+
+    async def sums(self) -> Sums:
+        """All that deletions have added. Raises StorageUnavailable."""
         ...
 
     async def page(self, *, limit: int, after: SessionId | None) -> Sequence[StoredSummary]:
@@ -230,7 +241,7 @@ def checked_payloads(stored: StoredSession) -> list[memoryview]:
                 raise RowDamaged(f"row {seq} is missing, row {row.seq} follows")
             if len(row.digest) != DIGEST_BYTES or row_digest(before, stored.session_id, seq, row.body) != row.digest:
                 raise RowDamaged("its digest does not fit its bytes and the row before")
-            kinds = (OPENED,) if seq == 0 else (COMMIT, OUTCOME, SCORES)
+            kinds = (OPENED,) if seq == 0 else (COMMIT, OUTCOME, SCORES, ENTRY)
             payloads.append(row_payload(row.body, *kinds))
         except RowDamaged as error:
             raise damaged_at(stored.session_id, row.seq, error) from error

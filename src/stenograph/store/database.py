@@ -6,14 +6,15 @@ nothing of the log's index is in shared memory. Rows are written by one statemen
 
 import os
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
 from stenograph.core.errors import StartupError, StorageUnavailable
 from stenograph.core.types import SessionId
-from stenograph.store.base import FULL_RETRY_S
+from stenograph.store.base import FULL_RETRY_S, Sums
 from stenograph.store.folder import keep_private
 from stenograph.store.groups import NewRow, NewSession
 from stenograph.store.settings import Durability
@@ -43,9 +44,12 @@ MIGRATIONS: Migrations = (
         " at REAL NOT NULL, body BLOB NOT NULL, digest BLOB NOT NULL)",
         "CREATE UNIQUE INDEX rows_of_session ON rows (session, seq)",
     ),
+    ("CREATE TABLE sums (key TEXT PRIMARY KEY, num INTEGER NOT NULL) WITHOUT ROWID",),
 )
 _ROWS = "INSERT INTO rows (session, seq, at, body, digest) VALUES "
 _OPENINGS = "INSERT INTO sessions (number, id, ttl_s, at, body, digest, key) VALUES "
+
+_ADD = "INSERT INTO sums VALUES (?, ?) ON CONFLICT DO UPDATE SET num = num + excluded.num"
 
 _FULL = sqlite3.SQLITE_FULL
 
@@ -180,21 +184,29 @@ class Database:
         self.asked(_OPENINGS + "(?,?,?,?,?,?,?)", values)
         self._log_bytes += len(new.body) + 3 * self._page_bytes
 
-    def delete(self, session_ids: Sequence[SessionId]) -> set[SessionId]:
-        """Forget sessions and their rows in one transaction; the ones found."""
+    def delete(self, sums_of: Mapping[SessionId, Sums]) -> set[SessionId]:
+        """Forget sessions and their rows in one transaction, with what each adds to the sums; the ones found."""
+        session_ids = list(sums_of)
         try:
             found = self._run(f"SELECT number, id FROM sessions WHERE id IN ({_places(session_ids)})", session_ids)
             if not found:
                 return set()
         except sqlite3.Error as error:
             raise _unavailable(error) from error
-        numbers = [number for number, _ in found]
+        numbers, adds = [number for number, _ in found], Counter[str]()
+        for _, id_ in found:
+            adds.update(sums_of[SessionId(id_)])
         self.change(
             (f"DELETE FROM rows WHERE session IN ({_places(numbers)})", numbers),
             (f"DELETE FROM sessions WHERE number IN ({_places(numbers)})", numbers),
+            *((_ADD, (key, num)) for key, num in adds.items()),
             num_bytes=16 * self._page_bytes * len(found),
         )
         return {SessionId(id_) for _, id_ in found}
+
+    def sums(self) -> dict[str, int]:
+        """All that deletions have added. Raises StorageUnavailable."""
+        return dict(self.asked("SELECT key, num FROM sums"))
 
     def change(self, *statements: tuple[str, Sequence[object]], num_bytes: int) -> None:
         """Run statements, all or none; the log grows by about so many bytes. Raises StorageUnavailable."""

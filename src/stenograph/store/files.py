@@ -4,6 +4,7 @@ A server opens several files where its number of workers has changed since they 
 named by their ids. A list has the sessions file by file.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -12,12 +13,14 @@ from stenograph.core.errors import StorageUnavailable
 from stenograph.core.messages import MediaItem
 from stenograph.core.types import SessionId
 from stenograph.store.base import (
+    NO_SUMS,
     Done,
     MediaStore,
     SessionStore,
     StoredSession,
     StoredSummary,
     StoreStats,
+    Sums,
     Tail,
 )
 from stenograph.store.codec.rows import COMMIT, Totals
@@ -106,13 +109,19 @@ class FilesStore:
         store = self._of(session_id)
         return None if store is None else await store.load(session_id)
 
-    async def delete(self, session_id: SessionId) -> bool:
+    async def delete(self, session_id: SessionId, adds: Sums = NO_SUMS) -> bool:
         store = self._of(session_id)
-        return False if store is None else await store.delete(session_id)
+        return False if store is None else await store.delete(session_id, adds)
 
-    def discard(self, session_id: SessionId) -> None:
+    def discard(self, session_id: SessionId, adds: Sums = NO_SUMS) -> None:
         if (store := self._of(session_id)) is not None:
-            store.discard(session_id)
+            store.discard(session_id, adds)
+
+    async def sums(self) -> Sums:
+        found = Counter[str]()
+        for store in self._stores.values():
+            found.update(await store.sums())
+        return found
 
     async def page(self, *, limit: int, after: SessionId | None) -> Sequence[StoredSummary]:
         found: list[StoredSummary] = []

@@ -6,6 +6,7 @@ Knows nothing of a session that is in memory, nor of what runs on it.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -15,11 +16,14 @@ from stenograph.core.outcome import Annotation, SessionOutcome
 from stenograph.core.types import SessionId
 from stenograph.store.base import StoredSession, StoredSummary, checked_payloads, damaged_at
 from stenograph.store.codec.commits import decode_commit, decode_opened, decode_outcome, outcome_idle_since
-from stenograph.store.codec.rows import OUTCOME, SCORES, RowDamaged, Totals, row_kind, row_payload
+from stenograph.store.codec.rows import ENTRY, OUTCOME, SCORES, RowDamaged, Totals, row_kind, row_payload
 from stenograph.trajectory.commits import LedgerRow, SessionCommit, SessionOpened, SessionOptions
 from stenograph.trajectory.matching import Matcher
 from stenograph.trajectory.strand import Strand, Strands
 from stenograph.trajectory.turn import Node
+
+if TYPE_CHECKING:
+    from stenograph.trajectory.account import Account  # loaded by the first entry
 
 MatcherOf = Callable[[str], Matcher | None]
 """The matcher of a name; None if there is none."""
@@ -27,12 +31,13 @@ MatcherOf = Callable[[str], Matcher | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedSession:
-    """A session outside of memory, in a list: as it was opened, its sums, and its outcome if it has one. `is_busy`
-    None: another process may have it, and run a turn."""
+    """A session outside of memory, in a list: as it was opened, its sums, its outcome if it has one, and the number of
+    its last row. `is_busy` None: another process may have it, and run a turn."""
 
     opened: SessionOpened
     totals: Totals
     outcome: SessionOutcome | None
+    last_seq: int
     is_busy: bool | None = False
 
     @property
@@ -57,7 +62,8 @@ def listed_session(summary: StoredSummary) -> ListedSession:
     opened, written = read_opened(row), summary.outcome
     try:
         outcome = None if written is None else decode_outcome(row_payload(written.body, OUTCOME))
-        return ListedSession(opened=opened, totals=Totals.of(summary.last_head), outcome=outcome)
+        totals = Totals.of(summary.last_head)
+        return ListedSession(opened=opened, totals=totals, outcome=outcome, last_seq=summary.last_seq)
     except RowDamaged as error:
         seq = summary.last_seq if written is None else written.seq
         raise damaged_at(summary.session_id, seq, error) from error
@@ -77,6 +83,7 @@ class RestoredTurns:
         self.outcome: SessionOutcome | None = None
         self.outcome_seq = 0
         self.annotations: dict[str, Annotation] = {}
+        self.account: Account | None = None
         self.commits: list[tuple[SessionCommit, list[tuple[Strand, Node]]]] = []
         self.nodes: dict[int, Node] = {}
         self.rows: dict[int, int] = {}
@@ -98,6 +105,11 @@ class RestoredTurns:
             self.annotations[annotation.name] = annotation
             if idle_since is not None:
                 self.times[seq] = idle_since
+            return
+        if kind == ENTRY:
+            one, self.times[seq] = entry("stenograph.store.codec.entries:decode_entry")(payload)
+            self.account = self.account or entry("stenograph.trajectory.account:Account")()
+            self.account.add(one)
             return
         commit = decode_commit(payload, self.nodes.__getitem__)
         made = [self.strands.replay(one, commit.label) for one in commit.turns]

@@ -11,7 +11,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
@@ -21,7 +21,7 @@ from stenograph.core.errors import StenographError, StorageUnavailable
 from stenograph.core.loaded import entry
 from stenograph.core.types import SessionId
 from stenograph.store import queries
-from stenograph.store.base import Done, MediaStore, StoredSession, StoredSummary, StoreStats, Tail
+from stenograph.store.base import NO_SUMS, Done, MediaStore, StoredSession, StoredSummary, StoreStats, Sums, Tail
 from stenograph.store.codec.rows import COMMIT, OPENED, Totals, row_body, row_digest
 from stenograph.store.database import (
     MAX_GROUP_ROWS,
@@ -70,16 +70,20 @@ class _FileJob(Generic[T]):
             self._future.set_result(self.answer)  # type: ignore[arg-type]  # it has run
 
 
+_Deletion = tuple[SessionId, Sums, "asyncio.Future[bool]"]
+
+
 class _Deletions(_FileJob[set[SessionId]]):
     """Sessions deleted together, each with its waiter."""
 
-    def __init__(self, waiting: "Sequence[tuple[SessionId, asyncio.Future[bool]]]", store: "SqliteStore") -> None:
+    def __init__(self, waiting: "Sequence[_Deletion]", store: "SqliteStore") -> None:
         self._waiting = waiting
-        super().__init__(partial(store.delete_on_thread, [session_id for session_id, _ in waiting]), store.unheard())
+        sums_of = {session_id: adds for session_id, adds, _ in reversed(waiting)}  # of the first deletion of each
+        super().__init__(partial(store.delete_on_thread, sums_of), store.unheard())
 
     def tell(self) -> None:
         there = set(self.answer) if isinstance(self.answer, set) else set[SessionId]()
-        for session_id, future in self._waiting:
+        for session_id, _, future in self._waiting:
             if future.done():
                 continue
             if isinstance(self.answer, BaseException):
@@ -137,7 +141,7 @@ class SqliteStore:
         """Number of such jobs, counted by the loop alone."""
         self._num_urgent_taken = 0
         """Number of them taken, counted by the thread alone."""
-        self._deletions: list[tuple[SessionId, asyncio.Future[bool]]] = []
+        self._deletions: list[_Deletion] = []
         """Sessions deleted in this event-loop iteration."""
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._thread = threading.Thread(target=self._work, name="store", daemon=True)
@@ -224,21 +228,24 @@ class SqliteStore:
     async def find(self, key: str) -> StoredSession | None:
         return await self.call(lambda database: queries.find(database, key))
 
-    async def delete(self, session_id: SessionId) -> bool:
+    async def delete(self, session_id: SessionId, adds: Sums = NO_SUMS) -> bool:
         if self._is_closed:
             raise _closed()
         future: asyncio.Future[bool] = self._loop.create_future()
-        self._delete_soon(session_id, future)
+        self._delete_soon(session_id, adds, future)
         return await future
 
-    def discard(self, session_id: SessionId) -> None:
-        self._delete_soon(session_id, self.unheard())
+    def discard(self, session_id: SessionId, adds: Sums = NO_SUMS) -> None:
+        self._delete_soon(session_id, adds, self.unheard())
 
-    def _delete_soon(self, session_id: SessionId, future: "asyncio.Future[bool]") -> None:
+    async def sums(self) -> Sums:
+        return await self.call(Database.sums)
+
+    def _delete_soon(self, session_id: SessionId, adds: Sums, future: "asyncio.Future[bool]") -> None:
         """Delete a session together with the others of this event-loop iteration."""
         if not self._deletions:
             self._loop.call_soon(self._delete_all)
-        self._deletions.append((session_id, future))
+        self._deletions.append((session_id, adds, future))
 
     def _delete_all(self) -> None:
         waiting, self._deletions = self._deletions, []
@@ -396,15 +403,15 @@ class SqliteStore:
         self._last_tail = next(iter(group.ends.values())).tail if len(group.ends) == 1 else None
         self._last_end_s = time.monotonic()
 
-    def delete_on_thread(self, session_ids: Sequence[SessionId], database: Database) -> set[SessionId]:
+    def delete_on_thread(self, sums_of: Mapping[SessionId, Sums], database: Database) -> set[SessionId]:
         """Delete also when the disk is full: with the room kept for it. The sessions found."""
         try:
-            return database.delete(session_ids)
+            return database.delete(sums_of)
         except StorageUnavailable as error:
             if not error.is_full:
                 raise
         self._folder.give_up_reserve()
-        there = database.delete(session_ids)
+        there = database.delete(sums_of)
         database.move_log(truncates=True)
         self._folder.reserve()
         return there

@@ -46,6 +46,7 @@ def test_every_setting_can_be_given_under_each_of_its_names(tmp_path: Path):
         "engine_url": "http://127.0.0.1:1", "engine_api_key": "e-1", "engine_keys": "keys.toml",
         "connect_timeout": "0.5", "max_reply_bytes": "4096",
         "engine_logprobs": "raw", "weight_version": "w-1", "weights_dir": "w", "scores_in_flight": "2",
+        "token_price": "0.6",
         "replay": "all", "reply": "lean",
         "engine_threads": "2", "max_batch": "3", "kv_tokens": "4096", "step_tokens": "64",
         "prefix_reuse": "on", "forward": "numpy", "torch_device": "auto",

@@ -82,6 +82,6 @@ def test_no_text_is_too_odd(path: str, query: str, value: bytes, by_id: bool) ->
 
 
 def test_a_part_that_another_process_asks_for_is_of_the_session_in_its_header() -> None:
-    for path, expected in (("/samples", ID), ("/waste", None), (f"/sessions/{OTHER}", OTHER)):
+    for path, expected in (("/samples", ID), ("/accounts", None), (f"/sessions/{OTHER}", OTHER)):
         assert named(path, ("x-stenograph-passed-on", ID), ("x-session-id", OTHER)) == expected
     assert named("/samples", ("x-session-id", ID)) is None, "a client's header does not move its request"

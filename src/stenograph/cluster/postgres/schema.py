@@ -8,7 +8,7 @@ import asyncio
 from stenograph.cluster.postgres.connection import PgConnection, closed, connect
 from stenograph.core.errors import StartupError
 
-SCHEMA = 2
+SCHEMA = 3
 """The schema written by this server, in `stenograph_schema`."""
 
 _LOCK = 0x53746E67
@@ -57,6 +57,9 @@ _MIGRATIONS = (
     END $$;
     CREATE TRIGGER stenograph_media_unused AFTER DELETE ON stenograph_session_media
         FOR EACH ROW EXECUTE FUNCTION stenograph_media_unused();
+    """,
+    """
+    CREATE TABLE stenograph_sums (key text PRIMARY KEY, num bigint NOT NULL);
     """,
 )
 """The statements to bring a database from each schema to the next."""

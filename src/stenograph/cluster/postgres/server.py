@@ -5,6 +5,7 @@ lease holds when the row is changed, not only when the statement began.
 """
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,7 +14,7 @@ from stenograph.cluster.postgres.connection import Lane
 from stenograph.cluster.postgres.shared_rows import Claimed, Deletion, EndMove, HeldBy
 from stenograph.core.messages import MediaKind, MediaRef
 from stenograph.core.types import SessionId
-from stenograph.store.base import StoredRow, StoredSession, StoredSummary
+from stenograph.store.base import StoredRow, StoredSession, StoredSummary, Sums
 from stenograph.store.codec.rows import HEAD_BYTES
 from stenograph.store.groups import NewRow, NewSession
 
@@ -125,6 +126,8 @@ DO $$ BEGIN
     IF FOUND THEN
         DELETE FROM stenograph_rows WHERE session = {number};
         DELETE FROM stenograph_sessions WHERE number = {number};
+        INSERT INTO stenograph_sums AS s SELECT key, value::bigint FROM json_each_text({adds}) ORDER BY key
+            ON CONFLICT (key) DO UPDATE SET num = s.num + excluded.num;
     END IF;
 END $$
 """
@@ -252,7 +255,7 @@ class PostgresRows:
         opening = StoredRow(seq=0, body=body, digest=digest)
         return StoredSession(session_id=SessionId(id_), number=number, at=at, rows=[opening])
 
-    async def delete(self, session_id: SessionId, owner: int) -> Deletion:
+    async def delete(self, session_id: SessionId, owner: int, adds: Sums) -> Deletion:
         found = await self._fetch(_NUMBER, session_id, owner)
         if not found:
             return Deletion.ABSENT
@@ -261,8 +264,11 @@ class PostgresRows:
             return Deletion.NOT_OWNED
         async with self._reader() as lane:
             # The end first: once it is gone no row can be added, and the statement after it sees all that were.
-            await lane.execute(_DELETE.format(number=int(number), owner=int(owner)))
+            await lane.execute(_DELETE.format(number=int(number), owner=int(owner), adds=_literal(adds)))
         return Deletion.NOT_OWNED if await self._fetch(_NUMBER, session_id, owner) else Deletion.DELETED
+
+    async def sums(self) -> Sums:
+        return {key: int(num) for key, num in await self._fetch("SELECT key, num FROM stenograph_sums")}
 
     async def media_of(self, session_id: SessionId) -> Collection[str]:
         return {row[0] for row in await self._fetch(_MEDIA_OF, session_id)}
@@ -317,3 +323,10 @@ def _summary(row: Any) -> StoredSummary:
         at=at,
         outcome=None if outcome_seq is None else StoredRow(seq=outcome_seq, body=outcome, digest=outcome_digest),
     )
+
+
+def _literal(sums: Sums) -> str:
+    """Sums as a JSON literal of SQL: a DO block takes no parameters. Nothing in a key can end the literal or the block:
+    JSON spells quotes and dollars by their numbers."""
+    text = json.dumps(dict(sums)).replace("'", r"\u0027").replace("$", r"\u0024")
+    return "E'" + text.replace("\\", "\\\\") + "'"

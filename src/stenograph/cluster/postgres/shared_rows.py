@@ -13,7 +13,7 @@ from typing import Protocol
 
 from stenograph.core.messages import MediaRef
 from stenograph.core.types import SessionId
-from stenograph.store.base import StoredSession, StoredSummary
+from stenograph.store.base import StoredSession, StoredSummary, Sums
 from stenograph.store.codec.rows import Totals
 from stenograph.store.groups import NewRow, NewSession
 
@@ -128,8 +128,12 @@ class SharedRows(Protocol):
         """The opening of the session kept last by a key."""
         ...
 
-    async def delete(self, session_id: SessionId, owner: int) -> Deletion:
-        """Forget a session and all its rows, if it is this owner's."""
+    async def delete(self, session_id: SessionId, owner: int, adds: Sums) -> Deletion:
+        """Forget a session and all its rows, if it is this owner's, and add to the sums, both or neither."""
+        ...
+
+    async def sums(self) -> Sums:
+        """As `SessionStore.sums`."""
         ...
 
     async def media_of(self, session_id: SessionId) -> Collection[str]:

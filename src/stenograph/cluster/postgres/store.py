@@ -31,7 +31,7 @@ from stenograph.core.clock import Clock
 from stenograph.core.errors import SessionElsewhere, StenographError, StorageUnavailable
 from stenograph.core.loaded import entry
 from stenograph.core.types import SessionId
-from stenograph.store.base import Done, MediaStore, StoredSession, StoredSummary, StoreStats, Tail
+from stenograph.store.base import NO_SUMS, Done, MediaStore, StoredSession, StoredSummary, StoreStats, Sums, Tail
 from stenograph.store.codec.rows import COMMIT, HEAD_BYTES, OPENED, Totals, row_body, row_digest
 from stenograph.store.groups import NewSession, RowAppend, RowEnd, RowGroup
 
@@ -203,20 +203,23 @@ class PostgresStore:
         """The names of all owners with running leases. Raises StorageUnavailable."""
         return await self.ask(self._rows.owners)
 
-    async def delete(self, session_id: SessionId) -> bool:
+    async def delete(self, session_id: SessionId, adds: Sums = NO_SUMS) -> bool:
         lease = self.owner.needed()
         claimed = await self._claimed(session_id, lease)
         if claimed is None:
             return False
-        deletion = await self.ask(lambda: self._rows.delete(session_id, lease.owner), lease)
+        deletion = await self.ask(lambda: self._rows.delete(session_id, lease.owner, adds), lease)
         if deletion is Deletion.NOT_OWNED:
             raise StorageUnavailable(MOVED, is_full=False, retry_after_s=1.0)
         return True  # absent: an attempt that was not answered has deleted it
 
-    def discard(self, session_id: SessionId) -> None:
+    async def sums(self) -> Sums:
+        return await self.ask(self._rows.sums)
+
+    def discard(self, session_id: SessionId, adds: Sums = NO_SUMS) -> None:
         async def delete() -> None:
             with suppress(StenographError):  # without a lease it is left to its owner, or to the end of its time
-                await self.delete(session_id)
+                await self.delete(session_id, adds)
 
         self._own(delete())
 

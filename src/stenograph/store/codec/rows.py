@@ -8,7 +8,7 @@ import msgspec
 VERSION = 1
 """Version of this format. A row of a later one is damage to a server that does not know it."""
 
-OPENED, COMMIT, OUTCOME, SCORES = 0, 1, 2, 3
+OPENED, COMMIT, OUTCOME, SCORES, ENTRY = 0, 1, 2, 3, 4
 """Kinds of rows."""
 
 _HEAD = struct.Struct("<BBxxIQQQQQ")

@@ -1,0 +1,180 @@
+"""The routes of accounts: `GET /accounts`, and why each token of a group has its fate."""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from stenograph.accounts.book import AccountBook, SessionFates, num_tokens
+from stenograph.core.errors import InvalidRequest
+from stenograph.core.json_pieces import as_list
+from stenograph.core.json_types import Count, Hex32
+from stenograph.core.outcome import TokenFate
+from stenograph.http.late_routes import Late
+from stenograph.http.responses import json_in_pieces
+from stenograph.http.route import STORED, TEXT, All, Reach, parameter, route
+from stenograph.http.session_routes import SessionRoutes, check_query
+from stenograph.parts import AccountSettings, settings_of
+
+BY = ("group", "session", "step", "cause")
+MAX_ROWS = 10_000
+"""Rows of an answer, those with most tokens; the sums are of all."""
+Key = str | int | None
+
+
+class AccountRow(TypedDict):
+    """Sampled tokens by fate, each once, and their cost. `key` is a group, a session, a step of the trainer, or a
+    cause; null: of none, or of ended sessions."""
+
+    key: str | int | None
+    sampled: Count
+    tokens: Mapping[TokenFate, Count]
+    cost: float | None
+
+
+class Accounts(TypedDict):
+    """All tokens that were sampled for sessions. `left_out` rows have fewer tokens than the others."""
+
+    by: str
+    live_sessions: Count
+    ended_sessions: Count
+    whole: AccountRow
+    rows: Sequence[AccountRow]
+    left_out: Count
+
+
+class WhyRow(TypedDict):
+    """Tokens of one fate by one cause. `session` null: of sessions that ended. `node` null: they are in no turn of the
+    session."""
+
+    session: Hex32 | None
+    node: Count | None
+    step: int | None
+    fate: TokenFate
+    cause: str
+    tokens: Count
+
+
+class GroupWhy(TypedDict):
+    """The fate of each sampled token of a group, and its cause."""
+
+    group: str
+    rows: Sequence[WhyRow]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccountRoutes:
+    """The routes of one server's accounts. `price` is that of a million sampled tokens."""
+
+    sessions: SessionRoutes
+    book: AccountBook
+    price: float | None
+
+    @route(
+        "GET /accounts",
+        "getAccounts",
+        "Get the fate of all sampled tokens, and their cost",
+        Accounts,
+        parameters=(
+            parameter("query", "by", "What the rows are of.", {"type": "string", "enum": list(BY)}),
+            parameter("query", "group", "Only this group.", TEXT),
+        ),
+        errors=(InvalidRequest, *STORED),
+        who=All(merge="stenograph.accounts.merging:accounts", reach=Reach.NOBODY),
+    )
+    async def accounts(self, request: Request) -> Response:
+        """`GET /accounts?by=&group=`."""
+        check_query(request, "by", "group")
+        by, group = request.query_params.get("by", BY[0]), request.query_params.get("group")
+        if by not in BY:
+            raise InvalidRequest(f"by is one of {', '.join(BY)}, got {by[:20]!r}.", param="/by")
+        found, num_live = defaultdict[Key, Counter[TokenFate]](Counter), 0
+        async for one in self.book.live(group):
+            num_live += 1
+            _add(found, by, one)
+        num_ended, ended = await self.book.ended(group)
+        for one in ended:
+            _add(found, by, one)
+        whole = Counter[TokenFate]()
+        for counts in found.values():
+            whole.update(counts)
+        shown = sorted(found.items(), key=lambda pair: -pair[1].total())[:MAX_ROWS]
+        body: Accounts = {
+            "by": by,
+            "live_sessions": num_live,
+            "ended_sessions": num_ended,
+            "whole": self._row(None, whole),
+            "rows": as_list(self._row(key, counts) for key, counts in shown),
+            "left_out": len(found) - len(shown),
+        }
+        return json_in_pieces(self.sessions.share, body)
+
+    @route(
+        "GET /accounts/why",
+        "getGroupWhy",
+        "Get the fate of each sampled token of a group, and its cause",
+        GroupWhy,
+        parameters=(parameter("query", "group", "The group.", TEXT),),
+        errors=(InvalidRequest, *STORED),
+        who=All(merge="stenograph.accounts.merging:why", reach=Reach.NOBODY),
+    )
+    async def why(self, request: Request) -> Response:
+        """`GET /accounts/why?group=`."""
+        check_query(request, "group")
+        group = request.query_params.get("group")
+        if group is None:
+            raise InvalidRequest("Say which group: give group in the query.", param="/group")
+        rows: list[WhyRow] = []
+        async for one in self.book.live(group):
+            rows += _why(one)
+        for one in (await self.book.ended(group))[1]:
+            rows += _why(one)
+        body: GroupWhy = {"group": group, "rows": rows}
+        return json_in_pieces(self.sessions.share, body)
+
+    def _row(self, key: Key, counts: Counter[TokenFate]) -> AccountRow:
+        sampled = counts.total()
+        return {
+            "key": key,
+            "sampled": sampled,
+            "tokens": {fate: counts[fate] for fate in TokenFate},
+            "cost": None if self.price is None else sampled * self.price / 1e6,
+        }
+
+
+def _add(found: Mapping[Key, Counter[TokenFate]], by: str, one: SessionFates) -> None:
+    if by == "cause":
+        for row in one.rows:
+            found[row.cause][row.fate] += row.num_tokens
+        return
+    key = one.group if by == "group" else one.session if by == "session" else one.step
+    found[key].update(num_tokens(one.rows))
+
+
+def _why(one: SessionFates) -> list[WhyRow]:
+    return [
+        {
+            "session": one.session,
+            "node": row.node,
+            "step": one.step,
+            "fate": row.fate,
+            "cause": row.cause,
+            "tokens": row.num_tokens,
+        }
+        for row in one.rows
+    ]
+
+
+def account_groups(late: Late) -> Sequence[object]:
+    """The object with the rows in its class."""
+    core = late.core
+    return (
+        AccountRoutes(
+            sessions=late.sessions,
+            book=AccountBook(core.manager),
+            price=settings_of(AccountSettings, core.settings).token_price,
+        ),
+    )

@@ -1,0 +1,89 @@
+"""What a session's rows beside its turns say of its sampled tokens: lost and aborted turns, claims, receipts. Pure.
+
+Owns the entries and their sum, `Account`. session/fates.py derives each token's fate from it and from the turns.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from stenograph.core.outcome import TokenFate
+
+
+class LostTurn(Struct, frozen=True, array_like=True, tag="lost", gc=False):
+    """A turn that sampled tokens and is not in the session, and the cause: an error's code, or the client's leaving."""
+
+    fate: TokenFate
+    cause: str
+    num_tokens: int
+
+
+class AbortedTurn(Struct, frozen=True, array_like=True, tag="aborted", gc=False):
+    """A turn in the session that ended early, and the cause."""
+
+    node: int
+    num_tokens: int
+    cause: str
+
+
+class Claim(Struct, frozen=True, array_like=True, tag="claim", gc=False):
+    """A trainer's lease on the session's samples for a step, until a time in seconds of the epoch."""
+
+    id: str
+    step: int
+    until: float
+    max_seq_len: int | None = None
+
+
+class Receipt(Struct, frozen=True, array_like=True, tag="receipt", gc=False):
+    """The samples of a claim were trained: so many sampled tokens of each turn, by node id, its first ones."""
+
+    claim: str
+    step: int
+    trained: Mapping[int, int]
+
+
+class Abandoned(Struct, frozen=True, array_like=True, tag="abandoned", gc=False):
+    """Nobody wants the session's tokens any more. It takes no turns."""
+
+    fate: TokenFate
+    cause: str
+
+
+Entry = LostTurn | AbortedTurn | Claim | Receipt | Abandoned
+
+
+class Account:
+    """The sum of a session's entries. The last claim, receipt and abandonment stand."""
+
+    def __init__(self) -> None:
+        self.lost = Counter[tuple[TokenFate, str]]()
+        """Tokens of turns outside the session, by fate and cause."""
+        self.aborted: dict[int, AbortedTurn] = {}
+        """Turns that ended early, by node id; later turns may have replaced some."""
+        self.claim: Claim | None = None
+        self.receipt: Receipt | None = None
+        self.abandoned: Abandoned | None = None
+
+    def __repr__(self) -> str:
+        return f"<Account {self.lost.total()} lost, {self.claim=}, {self.abandoned=}>"
+
+    def add(self, entry: Entry) -> None:
+        """Add an entry behind all others."""
+        match entry:
+            case LostTurn():
+                self.lost[entry.fate, entry.cause] += entry.num_tokens
+            case AbortedTurn():
+                self.aborted[entry.node] = entry
+            case Claim():
+                self.claim = entry
+            case Receipt():
+                self.receipt = entry
+            case Abandoned():
+                self.abandoned = entry
+
+    def is_free(self, now: float) -> bool:
+        """Whether a trainer may claim the samples, at a time in seconds of the epoch."""
+        is_over = self.receipt is not None or self.abandoned is not None
+        return not is_over and (self.claim is None or self.claim.until <= now)
