@@ -27,7 +27,7 @@ LAYERS = [
     ["http"],
     ["client"],
     ["trainers", "envs"],
-    ["embedded", "cluster", "console", "otel", "weights", "scores", "backup", "replay"],
+    ["embedded", "cluster", "console", "otel", "weights", "scores", "accounts", "backup", "replay"],
     ["cli"],
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
@@ -67,6 +67,7 @@ PURE = (
     "engine/llamacpp/text",
     "engine/llamacpp/wire",
     "client/batch",
+    "client/claims",
     "client/samples",
     "client/scores",
     "client/shown",
@@ -78,6 +79,8 @@ PURE = (
     "session/retries",
     "store/codec",
     "weights/commands",
+    "accounts/merging",
+    "accounts/requests",
     "scores/passes",
     "scores/requests",
     "store/groups",

@@ -419,7 +419,7 @@ class Played:
         if what == "holder":
             held = await self.rows.holder(id_, owner)
             return None if held is None else held.name
-        return await (self.rows.delete(id_, owner) if what == "delete" else self._look(id_, owner))
+        return await (self.rows.delete(id_, owner, {"a": 1}) if what == "delete" else self._look(id_, owner))
 
     async def _create(self, id_: SessionId, one: int, owner: int) -> bool:
         body = row_body(OPENED, Totals(), id_.encode())

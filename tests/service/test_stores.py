@@ -297,9 +297,9 @@ async def test_a_file_of_a_newer_schema_or_of_another_program_stops_the_start(fo
     async with aclosing(await SqliteStore.open(folder)):
         pass
     with sqlite3.connect(folder.file()) as raw:
-        raw.execute("PRAGMA user_version = 2")
+        raw.execute("PRAGMA user_version = 3")
     raw.close()
-    with pytest.raises(StartupError, match="schema 2, and this server knows 1"):
+    with pytest.raises(StartupError, match="schema 3, and this server knows 2"):
         await SqliteStore.open(folder)
     with sqlite3.connect(folder.file()) as raw:
         raw.execute("PRAGMA application_id = 7")

@@ -18,6 +18,7 @@ from stenograph.text.renderer import Renderer
 
 from .conftest import Live, user
 from .test_bulk import bulk, frames, listed, own, rollout
+from .test_claims import claim, receipt
 from .workers_kit import Workers, places, serving, two_workers
 
 pytestmark = pytest.mark.timeout(60)
@@ -257,3 +258,17 @@ async def test_lines_of_scores_are_the_same_whosever_the_sessions_are(workers: W
         assert [line["error"]["status"] for line in lines if "error" in line] == [400] * 2 + [404] * 4
         told.append([{name: line[name] for name in line if name != "was_scored"} for line in lines[:-1]])
     assert told[0] == told[1]
+
+
+async def test_any_worker_claims_the_sessions_of_all_and_each_once(workers: Workers) -> None:
+    ids = await rollouts(workers, at=(0, 1, 1), group="g")
+    for session in ids:
+        await workers.lives[0].call("PUT", f"/sessions/{session}/outcome", {"reward": 1})
+    told = await asyncio.gather(*(claim(live, n=2) for live in workers.lives for _ in range(3)))
+    found = [session for one in told for session in one["sessions"]]
+    assert sorted(found) == sorted(ids)
+    for one in told:
+        assert (await receipt(workers.lives[1], one["claim"], *one["sessions"]))["trained"] == one["sessions"]
+    late = await workers.open_at(1, group="g")
+    assert (await workers.lives[0].call("POST", "/abandon", {"group": "g"})).json() == {"abandoned": [late]}
+    assert (await workers.lives[0].chat(late, user("a"))).status == 410

@@ -1,1 +1,1 @@
-"""Accounts: where every sampled token went, and who may train it. A part: docs/accounts.md."""
+"""The part of accounts: the fate of every sampled token, and claims of trainers on samples."""

@@ -15,14 +15,14 @@ from stenograph.session.selection import SessionFilter, selected
 from stenograph.session.session import Session
 
 MAX_REMEMBERED = 100_000
-"""Accounts of sessions outside of memory that are remembered: about 300 bytes each."""
+"""Remembered accounts of sessions outside of memory: about 300 bytes each."""
 
 _KEY = msgspec.json.Decoder(SumKey)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionFates:
-    """The fates of a session's tokens. `session` None: of all sessions that ended with this group and step."""
+    """The fates of a session's tokens. `session` None: of all ended sessions with this group and step."""
 
     session: str | None
     group: str | None
@@ -61,7 +61,7 @@ class AccountBook:
             del self._remembered[next(iter(self._remembered))]
 
     async def ended(self, group: str | None = None) -> tuple[int, list[SessionFates]]:
-        """The number of ended sessions, and what is left of them; those of a group alone, if it is given."""
+        """The number of ended sessions, and their sums; those of a group alone, if it is given."""
         sessions, num = self._manager.sessions, 0
         sums = Counter(sessions.sums)
         if sessions.storage is not None:

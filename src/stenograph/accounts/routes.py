@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stenograph.accounts.book import AccountBook, SessionFates, num_tokens
+from stenograph.accounts.claims import ClaimRoutes
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.json_pieces import as_list
 from stenograph.core.json_types import Count, Hex32
@@ -36,7 +37,7 @@ class AccountRow(TypedDict):
 
 
 class Accounts(TypedDict):
-    """All tokens that were sampled for sessions. `left_out` rows have fewer tokens than the others."""
+    """All tokens sampled for sessions. `left_out` rows have fewer tokens than the others."""
 
     by: str
     live_sessions: Count
@@ -47,7 +48,7 @@ class Accounts(TypedDict):
 
 
 class WhyRow(TypedDict):
-    """Tokens of one fate by one cause. `session` null: of sessions that ended. `node` null: they are in no turn of the
+    """Tokens of one fate by one cause. `session` null: of ended sessions. `node` null: they are in no turn of the
     session."""
 
     session: Hex32 | None
@@ -67,7 +68,7 @@ class GroupWhy(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountRoutes:
-    """The routes of one server's accounts. `price` is that of a million sampled tokens."""
+    """The routes of one server's accounts. `price` is for a million sampled tokens."""
 
     sessions: SessionRoutes
     book: AccountBook
@@ -169,9 +170,10 @@ def _why(one: SessionFates) -> list[WhyRow]:
 
 
 def account_groups(late: Late) -> Sequence[object]:
-    """The object with the rows in its class."""
+    """The objects with the rows in their classes."""
     core = late.core
     return (
+        ClaimRoutes(sessions=late.sessions, parts=late.all_parts, max_staleness=core.settings.max_staleness),
         AccountRoutes(
             sessions=late.sessions,
             book=AccountBook(core.manager),

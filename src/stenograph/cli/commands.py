@@ -250,6 +250,12 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _accounts_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("url", metavar="URL", help="the server's address")
+    parser.add_argument("--by", choices=("group", "session", "step", "cause"), default="group", help="the rows")
+    parser.add_argument("--group", metavar="NAME", help="only this group")
+
+
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
     formats = entry("stenograph.dialects.settings:SAMPLE_FORMATS")
     parser.add_argument(
@@ -376,6 +382,15 @@ COMMANDS: Mapping[str, Command] = {
             "api_key": "The key of the server whose URL is given, for a page; of no use for a folder. As the variable"
             " STENOGRAPH_API_KEY it does not stand in the list of processes."
         },
+    ),
+    "accounts": Command(
+        entry="stenograph.cli.accounts_command:accounts",
+        help="show where the sampled tokens of a running server went",
+        description="Print the fate of all tokens that a running server's engines sampled, and their cost where it has"
+        " --token-price.",
+        add_arguments=_accounts_arguments,
+        settings=("api_key",),
+        own_help={"api_key": "The server's key."},
     ),
     "bench": Command(
         entry="stenograph.cli.bench_command:become_bench",

@@ -24,7 +24,7 @@ PARTS = (
     ),
     Part(
         name="accounts",
-        routes=("stenograph.accounts.routes:AccountRoutes",),
+        routes=("stenograph.accounts.routes:AccountRoutes", "stenograph.accounts.claims:ClaimRoutes"),
         groups="stenograph.accounts.routes:account_groups",
     ),
     Part(

@@ -8,7 +8,7 @@ import urllib.request
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 TIMEOUT_S = 60.0
 """Longest time for one call: no turn is made by them."""
@@ -98,6 +98,11 @@ class ServerCalls:
         """The findings about the session, the worst first."""
         found = self._json("GET", f"/sessions/{session_id}/why")
         return cast("list[dict[str, object]]", found["findings"])
+
+    def accounts(self, by: str, group: str | None) -> Mapping[str, object]:
+        """The fate of all sampled tokens."""
+        query = urlencode({"by": by} | ({} if group is None else {"group": group}))
+        return self._json("GET", f"/accounts?{query}")
 
     def ledger(self, session_id: str) -> list[dict[str, object]]:
         """The rows of the session's requests."""

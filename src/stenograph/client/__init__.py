@@ -4,6 +4,8 @@ from stenograph.client.batch import Rollout as Rollout
 from stenograph.client.batch import RolloutBatch as RolloutBatch
 from stenograph.client.batch import RolloutError as RolloutError
 from stenograph.client.batch import RolloutGroup as RolloutGroup
+from stenograph.client.claims import SampleClaim as SampleClaim
+from stenograph.client.claims import SampleReceipt as SampleReceipt
 from stenograph.client.client import Client as Client
 from stenograph.client.errors import AgentFailure as AgentFailure
 from stenograph.client.errors import BadPayload as BadPayload

@@ -11,13 +11,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self, TypeVar, Unpack, cast
+from urllib.parse import urlencode
 
 from stenograph.client.batch import RolloutBatch
 from stenograph.client.calls import HttpCalls, JsonObject, Retries, as_object
+from stenograph.client.claims import ClaimFields, SampleClaim, SampleReceipt, decoded_claim, decoded_receipt
 from stenograph.client.errors import BadPayload, ClientError, ServerUnreachable, TryLater
 from stenograph.client.progress import PrintedProgress, ProgressSink
 from stenograph.client.rollouts import Agent, BatchOptions, FieldsOf, RolloutRun, RolloutSink
-from stenograph.client.samples import SampleOptions
+from stenograph.client.samples import DecodedSamples, SampleOptions
 from stenograph.client.session import RolloutSession, SessionFields
 
 T = TypeVar("T")
@@ -166,10 +168,50 @@ class Client:
             if isinstance(answer, BaseException):
                 raise answer
 
+    async def claim(self, step: int, n: int, **fields: Unpack[ClaimFields]) -> SampleClaim:
+        """At most `n` rollouts that ended, for a step of the trainer, from the first server with some.
+
+        No other claim has them before the end of the lease, and none once `receipt` says that they were trained.
+        """
+        body: JsonObject = {"step": step, "n": n, "claim": uuid.uuid4().hex, **fields}  # a retry has the same sessions
+        for address in self._addresses:
+            told = decoded_claim(await self._post(f"{address.url}/samples/claim", body), address.url)
+            if told.sessions:
+                break
+        return told
+
+    async def receipt(
+        self, claim: SampleClaim, trained: Iterable[str], *, left_out: Iterable[str] = ()
+    ) -> SampleReceipt:
+        """Say which sessions of a claim were trained, and which nobody will train; the others come back."""
+        body: JsonObject = {"claim": claim.id, "trained": list(trained), "left_out": list(left_out)}
+        return decoded_receipt(await self._post(f"{claim.url}/samples/receipt", body))
+
+    async def claimed_samples(
+        self, claim: SampleClaim, session_id: str, **options: Unpack[SampleOptions]
+    ) -> DecodedSamples:
+        """The samples of a claimed session; give `max_seq_len` here as in the claim."""
+        root = f"{claim.url}/sessions/{session_id}"
+        session = RolloutSession(self._calls, id=session_id, base_url=f"{root}/v1", root_url=root, api_key=session_id)
+        return await session.samples(**options)
+
+    async def abandon(self, group: str, *, first: int = 0) -> int:
+        """End a group's open rollouts on every server, once `first` of a server's have ended; how many there were."""
+        calls = (self._post(f"{one.url}/abandon", {"group": group, "first": first}) for one in self._addresses)
+        return sum(len(cast("list[str]", told["abandoned"])) for told in await asyncio.gather(*calls))
+
+    async def accounts(self, *, by: str = "group", group: str | None = None) -> list[dict[str, object]]:
+        """Each server's `GET /accounts`: the fate of all sampled tokens, and their cost."""
+        query = urlencode({"by": by} | ({} if group is None else {"group": group}))
+        return [await self._calls.json("GET", f"{one.url}/accounts?{query}") for one in self._addresses]
+
     async def num_sessions(self) -> int:
         """The servers' sessions, of whomever; as far as one page of each shows them."""
         pages = [await self._calls.json("GET", f"{address.url}/sessions?limit=1000") for address in self._addresses]
         return sum(len(cast("list[object]", page["sessions"])) for page in pages)
+
+    async def _post(self, url: str, body: JsonObject) -> dict[str, object]:
+        return as_object(await self._calls.call("POST", url, body), url)
 
     async def _opened(self, fields: JsonObject) -> tuple[ServerAddress, RolloutSession]:
         """A new session on the first address that opens one, in the order of their load.

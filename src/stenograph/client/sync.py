@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Literal, Self, TypeVar, Unpack, cast
 
 from stenograph.client.batch import Rollout, RolloutBatch
+from stenograph.client.claims import ClaimFields, SampleClaim, SampleReceipt
 from stenograph.client.client import Client
 from stenograph.client.progress import ProgressSink
 from stenograph.client.rollouts import BatchOptions, FieldsOf, WrongAgent
@@ -215,6 +216,26 @@ class SyncClient:
     def resume(self) -> None:
         """As `Client.resume`."""
         self._open_thread().run(self._client.resume())
+
+    def claim(self, step: int, n: int, **fields: Unpack[ClaimFields]) -> SampleClaim:
+        """As `Client.claim`."""
+        return self._open_thread().run(self._client.claim(step, n, **fields))
+
+    def claimed_samples(self, claim: SampleClaim, session_id: str, **options: Unpack[SampleOptions]) -> DecodedSamples:
+        """As `Client.claimed_samples`."""
+        return self._open_thread().run(self._client.claimed_samples(claim, session_id, **options))
+
+    def receipt(self, claim: SampleClaim, trained: Iterable[str], *, left_out: Iterable[str] = ()) -> SampleReceipt:
+        """As `Client.receipt`."""
+        return self._open_thread().run(self._client.receipt(claim, trained, left_out=left_out))
+
+    def abandon(self, group: str, *, first: int = 0) -> int:
+        """As `Client.abandon`."""
+        return self._open_thread().run(self._client.abandon(group, first=first))
+
+    def accounts(self, *, by: str = "group", group: str | None = None) -> list[dict[str, object]]:
+        """As `Client.accounts`."""
+        return self._open_thread().run(self._client.accounts(by=by, group=group))
 
     def _open_thread(self) -> LoopThread:
         if self._thread is None:

@@ -5,8 +5,9 @@
     │   ├── InvalidJson, InvalidRequest, GrammarBesideCall, HistoryMismatch (NothingToAnswer),
     │   │   PreviousResponseNotFound, UnrenderableMessage, ContextLengthExceeded, BudgetSpent    400
     │   ├── Unauthorized 401, Forbidden 403, SessionNotFound 404, RouteNotFound 404, MethodNotAllowed 405
-    │   ├── TruncatedGeneration, ModelMismatch, LastEngine 409, BodyTooLarge 413, UriTooLong 414, UnsupportedMediaType
-    │   │   415, SamplesInconsistent, IdempotencyMismatch 422, UpgradeRequired 426, HeadersTooLarge 431
+    │   ├── TruncatedGeneration, ModelMismatch, LastEngine 409, SessionAbandoned 410, BodyTooLarge 413, UriTooLong 414,
+    │   │   UnsupportedMediaType 415, SamplesInconsistent, IdempotencyMismatch 422, UpgradeRequired 426, HeadersTooLarge
+    │   │   431
     ├── UpstreamError         the engine is at fault: UpstreamInvalid 502, UpstreamUnreachable 502, UpstreamTimeout 504,
     │                         UpstreamRefused (the engine's own status and body)
     ├── InternalError         we are at fault: SessionInvariant, SessionDamaged, TokenizationFailed,
@@ -249,6 +250,12 @@ class ModelMismatch(CallerError):
         )
 
 
+class SessionAbandoned(CallerError):
+    """Nobody trains the session's tokens any more: it takes no turns."""
+
+    code, status = "session_abandoned", 410
+
+
 class LastEngine(CallerError):
     """No usable engine would be left."""
 
@@ -479,18 +486,12 @@ class SessionElsewhere(NobodyError):
 
 
 class StorageLost(Exception):
-    """The store failed for good, and the server has ended because of it. The message is one line.
-
-    Not a `StenographError`: no client ever sees it; the command line prints it.
-    """
+    """The store failed for good, and the server has ended because of it. The command line prints it; it is one line."""
 
     exit_code = 74
 
 
 class StartupError(Exception):
-    """A failure of the start: a bad setting, a missing model, a port in use. The message is one line.
-
-    Not a `StenographError`: no client ever sees it; the command line prints it.
-    """
+    """A failure of the start: a bad setting, a missing model, a port in use. The command line prints it, one line."""
 
     exit_code = 2

@@ -1,6 +1,9 @@
 """The services of a server's turns, and the manager of its sessions."""
 
+from functools import partial
+
 from stenograph.core.clock import Clock
+from stenograph.core.loaded import entry
 from stenograph.engine.base import Engine
 from stenograph.http.metric_table import STORE_METRICS, Serving
 from stenograph.http.metrics import Metrics
@@ -70,6 +73,9 @@ def manager_of(
         capacity=processes.capacity(limits, evicts=storage is not None),
         digits=processes.digits,
     )
+    if settings.max_staleness is not None:
+        abandon = entry("stenograph.session.stale:abandon_stale")
+        services.weights.on_taken = partial(abandon, manager, settings.max_staleness)
     if storage is not None:
         metrics.show(STORE_METRICS, storage, manager)
     engine.report_grammar_times(metrics.grammar_took)

@@ -65,14 +65,15 @@ def fate_rows(session: Session, *, is_gone: bool = False) -> Iterator[FateRow]:
             num_trained = gone.pop(node.id, 0)
             if num_trained:
                 yield FateRow(fate=TokenFate.TRAINED, cause=how, num_tokens=num_trained, node=node.id)
-            if num_left := len(node.turn.sampled.ids) - num_trained:
-                if strand.kind not in TRAINED_KINDS:
-                    fate, cause = TokenFate.SIDE, strand.kind.value
-                elif node.id in superseded:
-                    fate, cause = TokenFate.RETRY, "replaced"
-                else:
-                    fate, cause = _left(node, session, account, node.id <= last, is_gone=is_gone)
-                yield FateRow(fate=fate, cause=cause, num_tokens=num_left, node=node.id)
+            if not (num_left := len(node.turn.sampled.ids) - num_trained):
+                continue
+            if strand.kind not in TRAINED_KINDS:
+                fate, cause = TokenFate.SIDE, strand.kind.value
+            elif node.id in superseded:
+                fate, cause = TokenFate.RETRY, "replaced"
+            else:
+                fate, cause = _left(node, session, account, node.id <= last, is_gone=is_gone)
+            yield FateRow(fate=fate, cause=cause, num_tokens=num_left, node=node.id)
     yield from _replaced(session, account, gone, how)
     for (fate, cause), num_tokens in account.lost.items():
         yield FateRow(fate=fate, cause=cause, num_tokens=num_tokens)
@@ -137,7 +138,7 @@ def step_of(session: Session) -> int | None:
 
 
 def last_sums(session: Session) -> dict[str, int]:
-    """What is left of a session that ends: its tokens by group, step, fate and cause, as JSON keys."""
+    """The rest of a session that ends: its tokens by group, step, fate and cause, as JSON keys."""
     group, step, sums = session.options.stated.group, step_of(session), Counter[str]()
     for row in fate_rows(session, is_gone=True):
         sums[written_key(SumKey(group, step, row.fate, row.cause))] += row.num_tokens
@@ -171,9 +172,14 @@ def turn_left(
     """Note a turn that is not in its session, or that ended early, as number `node`; nothing if it sampled nothing."""
     if not report.num_completion:
         return
-    if report.end is TurnEnd.COMMITTED and node is not None:
+    if session is not None and session.account is not None and session.account.abandoned is not None:
+        abandoned = session.account.abandoned
+        entry: Entry = LostTurn(abandoned.fate, abandoned.cause, report.num_completion)
+        if report.end is TurnEnd.COMMITTED:
+            return  # it is in the session, with its fate
+    elif report.end is TurnEnd.COMMITTED and node is not None:
         cause = UPDATE if weights.is_held else ABORT
-        entry: Entry = AbortedTurn(node, report.num_completion, cause)
+        entry = AbortedTurn(node, report.num_completion, cause)
     elif report.end is TurnEnd.FAILED:
         entry = LostTurn(TokenFate.INFRA, report.code or "", report.num_completion)
     else:

@@ -1,4 +1,5 @@
-"""Rows beside a session's turns: its outcome, and scores of its tokens. A session has each once it is durable."""
+"""Rows beside a session's turns: its outcome, scores of its tokens, entries of its account. Each is durable first, but
+for an entry: nobody else may take a session between its claim and its row."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,7 +11,9 @@ from stenograph.session.sessions import Sessions
 from stenograph.store.base import SessionStore
 from stenograph.store.codec.annotations import encode_annotation
 from stenograph.store.codec.commits import encode_outcome
-from stenograph.store.codec.rows import OUTCOME, SCORES, Totals
+from stenograph.store.codec.entries import encode_entry
+from stenograph.store.codec.rows import ENTRY, OUTCOME, SCORES, Totals
+from stenograph.trajectory.account import Entry
 
 
 async def put_outcome(sessions: Sessions, session_id: str, outcome: SessionOutcome) -> None:
@@ -30,6 +33,15 @@ async def annotate(sessions: Sessions, session_id: str, annotation: Annotation) 
         sessions.count_tokens(session)
 
     await _keep(sessions, session_id, SCORES, lambda at: encode_annotation(annotation, idle_since=at), then)
+
+
+async def keep_entry(sessions: Sessions, session: Session, entry: Entry) -> None:
+    """Make an entry of a session durable that it has in memory already. Raises StorageUnavailable."""
+    if sessions.storage is None or session.tail is None:
+        return
+    at = sessions.clock.wall() - (sessions.clock.monotonic() - session.last_chat)
+    payload = encode_entry(entry, idle_since=at)
+    await _row(sessions.storage.store, session, ENTRY, payload, at=at, then=lambda: None)
 
 
 async def _keep(

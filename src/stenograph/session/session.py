@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from stenograph.core.errors import ModelMismatch, SessionNotFound, StorageUnavailable
+from stenograph.core.errors import ModelMismatch, SessionAbandoned, SessionNotFound, StorageUnavailable
 from stenograph.core.kinds import HistoryKind
 from stenograph.core.outcome import Annotation, SessionOutcome
 from stenograph.core.types import RequestId, SessionId
@@ -84,8 +84,8 @@ class Session:
         """The opening request; None if it had no key."""
         self.tail: Tail | None = None
         """The end of its rows in the store; None if it is kept in memory alone."""
-        self.refusal: ModelMismatch | StorageUnavailable | None = None
-        """The reason why it takes no turns: it can only be read, or it is another process's by now."""
+        self.refusal: ModelMismatch | SessionAbandoned | StorageUnavailable | None = None
+        """The reason why it takes no turns: it can only be read, or it is abandoned or another process's by now."""
         self.media: dict[str, object] = {}
         """Its media by hash, where no store has them (kept_media.py)."""
         self.given: dict[int, int] = {}

@@ -99,6 +99,14 @@ class SessionSettings:
     )
     max_nodes: int = setting(4096, whole_number(1), "Turns that a tree history may hold.", unit="turns")
     max_strands: int = setting(1000, whole_number(1), "Strands that a session with strands may have.", unit="strands")
+    max_staleness: int | None = setting(
+        None,
+        whole_number(0),
+        "Changes of the weights after which a session that nobody has claimed is abandoned: its turns end, and its"
+        " requests get 410.",
+        unit="versions",
+        shown="none: never",
+    )
     session_ttl_s: float | None = setting(
         None,
         seconds(10 * 365 * 86400),

@@ -245,6 +245,8 @@ def restored_session(
     session.annotations, session.account = restored.annotations, restored.account
     if model is not None and opened.model.digest != model.digest:
         session.refusal = ModelMismatch(session.id, made_with=opened.model.name, served=model.name)
+    if session.account is not None and session.account.abandoned is not None:
+        session.refusal = entry("stenograph.session.stale:refusal_of")(session.account.abandoned)
     for commit, placed in restored.commits:
         session.keep_restored(commit, placed)
         for _, node in placed:

@@ -13,6 +13,7 @@ import asyncio
 import enum
 import logging
 from collections import Counter
+from collections.abc import Callable
 from typing import Protocol
 
 from msgspec import Struct
@@ -109,6 +110,8 @@ class Weights:
         """Turns whose weights changed, nobody knows for which tokens."""
         self.outcomes: Counter[UpdateOutcome] = Counter()
         self.runs: set[Freezable] = set()
+        self.on_taken: Callable[[], None] | None = None
+        """Called after each change."""
         self._is_frozen = False
         self._waiting: set[asyncio.Future[None]] = set()
 
@@ -193,6 +196,16 @@ class Weights:
         self.num_taken += 1
         self.version = version
         self._names.append(version)
+        if self.on_taken is not None:
+            self.on_taken()
+
+    def age_of(self, version: str) -> int | None:
+        """Changes since a version: by its number, where versions are numbers; None where it is not known."""
+        now = self.version or ""
+        if version.isdecimal() and now.isdecimal():
+            return int(now) - int(version)
+        names = self._names[::-1]
+        return names.index(version) if version in names else None
 
     def _let_in(self) -> None:
         self.is_held = self.is_paused or self.is_changing

@@ -1,4 +1,4 @@
-"""What a session's rows beside its turns say of its sampled tokens: lost and aborted turns, claims, receipts. Pure.
+"""The account of a session's sampled tokens, from rows beside its turns: lost turns, claims, receipts. Pure.
 
 Owns the entries and their sum, `Account`. session/fates.py derives each token's fate from it and from the turns.
 """

@@ -59,7 +59,7 @@ def test_every_setting_can_be_given_under_each_of_its_names(tmp_path: Path):
         "data_dir": "data", "durability": "interval", "store": "", "advertise_url": "", "lease": "",
         "max_media_bytes": "12", "max_media_items": "10",
         "max_sessions": "6", "max_in_flight": "7", "max_held_tokens": "9", "max_nodes": "8",
-        "max_strands": "11", "session_ttl": "60",
+        "max_strands": "11", "max_staleness": "2", "session_ttl": "60",
         "max_body_bytes": "8192", "header_timeout": "2.5", "body_timeout": "7.5",
         "request_timeout": "1.5", "abort_grace": "0.5", "drain_timeout": "2.5",
         "dialects": "gemini", "unknown_fields": "record", "over_budget": "clamp", "proxy_allow": "v1/models",
@@ -337,7 +337,7 @@ def test_variables_that_kubernetes_would_not_set_still_stop_the_start(key: str, 
 def test_each_part_s_settings_are_among_a_command_s_and_a_server_without_them_has_their_defaults() -> None:
     classes = [one for one in vars(parts).values() if isinstance(one, type) and one.__module__ == parts.__name__]
     declared = [one for one in classes if is_dataclass(one)]
-    assert len(declared) == 5
+    assert len(declared) == 6
     for one in declared:
         assert issubclass(CommandSettings, one)
         assert settings_of(one, Settings()) == one()
