@@ -23,7 +23,7 @@ from stenograph.text.renderer import Renderer
 from .conftest import Live, running, user
 
 FATES = dict.fromkeys(TokenFate, 0)
-NUM_TOKENS = int(os.environ.get("STENOGRAPH_ACCOUNT_TOKENS", "2000"))
+NUM_TOKENS = int(os.environ.get("ACCOUNT_TOKENS", "2000"))
 """Tokens sampled at least by the mixed run; a job asks for a million."""
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 
@@ -167,7 +167,10 @@ class Mixed:
         if not self.sessions or self.random.random() < 0.3:
             history = self.random.choice(["strands", "linear", "tree"])
             self.sessions.append(await live.open(group=self.random.choice(["g", "h"]), history=history))
-        session, say = self.random.choice(self.sessions), "x" * self.random.randint(1, 60)
+        session, say = (
+            self.random.choice(self.sessions),
+            "x" * self.random.randint(1, 60 if NUM_TOKENS < 10**5 else 600),
+        )
         match self.random.randint(0, 9):
             case 0:
                 ids = tuple(self.random.randint(10, 99) for _ in say)
@@ -201,7 +204,7 @@ async def test_the_sums_are_what_was_sampled_whatever_fails(tmp_path: Path, rend
     mixed, total = Mixed(seed), 0
     while total < NUM_TOKENS:
         async with stored(tmp_path, renderer, max_sessions=50) as live:
-            for _ in range(40 if NUM_TOKENS < 10**5 else 4000):
+            for _ in range(40 if NUM_TOKENS < 10**5 else 400):
                 await mixed.act(live)
             whole = [(await accounts(live, f"?by={by}"))["whole"] for by in ("group", "session", "step", "cause")]
             total += await num_sampled(live)

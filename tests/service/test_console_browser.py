@@ -137,6 +137,10 @@ async def test_every_view_has_its_parts(live: Live, browser: Any) -> None:
     await page.wait_for_selector(".row .strip")
     assert await page.locator(".row .strip").count() == 8
     await seen.shot("group")
+    await page.goto(f"{live.url}/console#/accounts")
+    await page.click("[data-view=accounts] .row a:has-text('task-17')")
+    await page.wait_for_selector("[data-view=accounts] [aria-label=fates] .row:has-text('open')")
+    await seen.shot("accounts")
     assert seen.errors == []
     assert {url for url in seen.asked if not url.startswith(live.url + "/")} == set()
     live.engine.step(20)

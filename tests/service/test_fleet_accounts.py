@@ -1,5 +1,5 @@
 """A fleet with faults and updates trains what it samples: figures of a simulated day, with a policy of dropping groups
-beside it. `STENOGRAPH_FLEET_GROUPS=100 pytest -s` prints those of a larger fleet.
+beside it. `scripts/test-accounts` has a larger fleet.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from .conftest import END, Live, running, user
 from .test_accounts import accounts, num_sampled
 from .test_claims import claim, receipt
 
-NUM_GROUPS = int(os.environ.get("STENOGRAPH_FLEET_GROUPS", "6"))
+NUM_GROUPS = int(os.environ.get("FLEET_GROUPS", "6"))
 GROUP_SIZE, NUM_TURNS, TURN_TOKENS = 4, 8, (20, 60)
 FAULTS = 0.05
 """Of the turns: an engine fails after some of the tokens."""

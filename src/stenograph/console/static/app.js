@@ -1,6 +1,7 @@
 // The page: which view the address names, the key that a server asks for, and the keyboard.
 
 import { KeyWanted, fileSession, isFile, setKey } from "./data.js";
+import { AccountsView } from "./accounts.js";
 import { GroupView } from "./group.js";
 import { GroupsView } from "./groups.js";
 import { NowView } from "./now.js";
@@ -11,7 +12,7 @@ import { TABS } from "./drawer.js";
 import { html, placeOf, render, sessionPlace, useEffect, useState } from "./ui.js";
 
 const HELP = [
-  ["1, 2, 3", "now, sessions, groups"],
+  ["1, 2, 3, 4", "now, sessions, groups, accounts"],
   ["/", "filter the sessions"],
   ["j, k", "next turn, turn before"],
   ["c", "colour by the next thing"],
@@ -44,6 +45,7 @@ const KEYS = {
   1: () => { location.hash = placeOf("now"); },
   2: () => { location.hash = placeOf("sessions"); },
   3: () => { location.hash = placeOf("groups"); },
+  4: () => { location.hash = placeOf("accounts"); },
   "/": () => document.querySelector("[data-filter]")?.focus(),
   j: () => stepTurn(1),
   k: () => stepTurn(-1),
@@ -95,7 +97,7 @@ function App() {
   const tab = (view, text) => html`<a href=${placeOf(view)} aria-current=${where.view === view ? "page" : null}>${text}</a>`;
   const id = where.view === "session" ? where.rest || fileSession : null;
   return html`
-    <nav class="top" aria-label="views"><b>stenograph</b>${!isFile && tab("now", "now")}${!isFile && tab("sessions", "sessions")}${!isFile && tab("groups", "groups")}
+    <nav class="top" aria-label="views"><b>stenograph</b>${!isFile && tab("now", "now")}${!isFile && tab("sessions", "sessions")}${!isFile && tab("groups", "groups")}${!isFile && tab("accounts", "accounts")}
       ${id !== null && html`<a href=${sessionPlace(id)} aria-current="page">session</a>`}${where.view === "group" && html`<a aria-current="page">group</a>`}
       <span class="gap"></span><button onClick=${() => setHasHelp(!hasHelp)} aria-expanded=${hasHelp}>keys ?</button></nav>
     ${hasHelp && html`<aside class="help" role="dialog" aria-label="keys"><dl>${HELP.map(([key, text]) => html`<dt>${key}</dt><dd>${text}</dd>`)}</dl>
@@ -107,6 +109,7 @@ function ViewOf({ where, id, onError }) {
   if (id !== null) return html`<${SessionView} key=${id} id=${id} query=${where.query} onError=${onError} />`;
   if (where.view === "group") return html`<${GroupView} name=${decodeURIComponent(where.rest)} onError=${onError} />`;
   if (where.view === "groups") return html`<${GroupsView} query=${where.query} onError=${onError} />`;
+  if (where.view === "accounts") return html`<${AccountsView} query=${where.query} onError=${onError} />`;
   if (where.view === "sessions") return html`<${SessionsView} query=${where.query} onError=${onError} />`;
   return html`<${NowView} onError=${onError} />`;
 }

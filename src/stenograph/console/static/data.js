@@ -50,6 +50,8 @@ export const askDrift = (id) => json(`sessions/${encodeURIComponent(id)}/drift`)
 export const askDriftCounts = (id, most) => json(`${sessionPath(id)}/drift?most_tokens=${most}`);
 export const askGroup = (name) => json(`console/api/group?name=${encodeURIComponent(name)}`);
 export const askGroups = (passesAt) => json(`console/api/groups?passes_at=${encodeURIComponent(passesAt)}`);
+export const askAccounts = (by, group) => json(`accounts?by=${by}${group === null ? "" : `&group=${encodeURIComponent(group)}`}`);
+export const askGroupFates = (group) => json(`accounts/why?group=${encodeURIComponent(group)}`);
 export const askNow = () => json("console/api/now");
 
 export function askSessions(after, limit) {
