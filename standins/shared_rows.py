@@ -47,7 +47,7 @@ class SharedTables:
         self._owners: dict[int, _Owner] = {}
         self._sessions: dict[SessionId, _SharedSession] = {}
         self.sums = Counter[str]()
-        """What is left of deleted sessions."""
+        """The sums of deleted sessions."""
         self._num_owners = 0
         self._num_sessions = 0
         self.num_holders = 0

@@ -28,8 +28,8 @@ FAULTS = 0.05
 CRASHES = 0.2
 """Of the trainer's steps: it never says that it trained."""
 UPDATE_S = 30.0
-TOKENS_PER_S = 50.0
-"""Of each of the running rollouts."""
+TOKENS_PER_S, TOOL_S = 50.0, 10.0
+"""Of each of the running rollouts; and the time of a tool after each turn."""
 
 
 class Fleet:
@@ -63,7 +63,7 @@ class Fleet:
             messages.append(body["choices"][0]["message"])
             num = body["usage"]["completion_tokens"]
             self.tokens_of[group] = self.tokens_of.get(group, 0) + num
-            self.clock.advance(num / TOKENS_PER_S / (NUM_GROUPS * GROUP_SIZE))
+            self.clock.advance((num / TOKENS_PER_S + TOOL_S) / (NUM_GROUPS * GROUP_SIZE))
             await self.train()
         assert (await self.live.call("PUT", f"/sessions/{session}/outcome", {"reward": 1.0})).status == 200
 

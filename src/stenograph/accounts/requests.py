@@ -69,7 +69,7 @@ def decode_receipt(body: bytes) -> ReceiptBody:
     """Read the body of `POST /samples/receipt`. Raises InvalidJson or InvalidRequest."""
     wire = decode_json(body, _RECEIPT, known=ReceiptBody.__struct_fields__)
     if both := set(wire.trained).intersection(wire.left_out):
-        raise InvalidRequest(f"{min(both)[:40]!r} is trained and left out.", param="/left_out")
+        raise InvalidRequest(f"A session is trained or left out, not both: {min(both)[:40]!r}.", param="/left_out")
     return wire
 
 

@@ -65,10 +65,10 @@ class ReplayStorage(SessionStorage):
         session.refusal = None
         return session, script
 
-    async def delete(self, session_id: str) -> bool:
+    async def delete(self, session_id: str, session: Session | None) -> bool:
         return await self.store.load(SessionId(session_id)) is not None
 
-    def discard(self, session_id: str) -> None:
+    def discard(self, session: Session) -> None:
         """Nothing is deleted."""
 
     async def remove(self, session_id: str) -> Session | None:

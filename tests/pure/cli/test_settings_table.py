@@ -56,7 +56,8 @@ def test_every_setting_can_be_given_under_each_of_its_names(tmp_path: Path):
         "matcher": "strict", "sampling": "rules.json", "side_rules": "side.toml",
         "canonical": "cc-date", "support": "on", "cache_salt": "pin",
         "require_logprobs": "tempered",
-        "data_dir": "data", "durability": "interval", "store": "", "advertise_url": "", "lease": "",
+        "data_dir": "data", "durability": "interval", "play": "", "play_ignores": "", "strict": "",
+        "store": "", "advertise_url": "", "lease": "",
         "max_media_bytes": "12", "max_media_items": "10",
         "max_sessions": "6", "max_in_flight": "7", "max_held_tokens": "9", "max_nodes": "8",
         "max_strands": "11", "max_staleness": "2", "session_ttl": "60",
@@ -337,7 +338,7 @@ def test_variables_that_kubernetes_would_not_set_still_stop_the_start(key: str, 
 def test_each_part_s_settings_are_among_a_command_s_and_a_server_without_them_has_their_defaults() -> None:
     classes = [one for one in vars(parts).values() if isinstance(one, type) and one.__module__ == parts.__name__]
     declared = [one for one in classes if is_dataclass(one)]
-    assert len(declared) == 6
+    assert len(declared) == 7
     for one in declared:
         assert issubclass(CommandSettings, one)
         assert settings_of(one, Settings()) == one()

@@ -16,6 +16,7 @@ from stenograph.core.errors import (
     LimitExceeded,
     ModelMismatch,
     Paused,
+    SessionAbandoned,
     SessionBusy,
     SessionInvariant,
     SessionNotFound,
@@ -55,6 +56,7 @@ from stenograph.http.turn_route import REMAINING, SESSION_REMAINING
 _TURN: Errors = (
     *STORED,
     ModelMismatch,
+    SessionAbandoned,
     HistoryMismatch,
     UnrenderableMessage,
     ContextLengthExceeded,
