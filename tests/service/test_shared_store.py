@@ -281,6 +281,27 @@ async def test_a_statement_that_never_ends_costs_the_lease_not_the_node(postgres
         blocker.terminate()
 
 
+FAILS = "CREATE FUNCTION own.current_setting(text) RETURNS text LANGUAGE plpgsql AS $$BEGIN RAISE 'not now'; END$$"
+
+
+async def test_a_connection_whose_first_statement_fails_is_closed(postgres: PostgresServer) -> None:
+    url = await new_database(postgres)
+    role, own_url = await limited_role(url, limit=-1)
+    for query in (
+        f"CREATE SCHEMA own AUTHORIZATION {role}",
+        FAILS,
+        f"ALTER ROLE {role} SET search_path = own, pg_catalog",
+    ):
+        await asked(url, query)
+    with pytest.raises(Exception, match="not now") as failed:
+        await connect(own_url, name="test", timeout_s=TIMEOUT_S)
+    assert failed.traceback, "it holds the connection, so that nothing else closes it"
+    for _ in range(100):
+        if not await asked(url, ROLE_BACKENDS, role):
+            return
+    pytest.fail("the connection is still there")
+
+
 @pytest.mark.parametrize("limit", [0, 1, 4])
 async def test_a_start_says_how_many_connections_are_missing(postgres: PostgresServer, limit: int) -> None:
     _, url = await limited_role(await new_database(postgres), limit)

@@ -155,7 +155,11 @@ async def connect(url: str, *, name: str, timeout_s: float) -> PgConnection:
         url, timeout=timeout_s, server_settings={"application_name": f"stenograph {name}"}
     )
     # A database whose own settings acknowledge before they sync would lose turns: this connection does not.
-    await connection.fetch(
-        "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
-    )
+    try:
+        await connection.fetch(
+            "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+        )
+    except BaseException:
+        connection.terminate()
+        raise
     return connection
