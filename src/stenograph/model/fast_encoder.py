@@ -17,6 +17,7 @@ import tokenizers
 from stenograph.core.errors import StartupError
 from stenograph.core.types import ID_TYPECODE, token_ids
 from stenograph.model.settings import EncoderKind
+from stenograph.model.tokenizer_json import spelled_out
 
 IDS_AT_ONCE = 1 << 18
 """Numbers made ids in one call, with the GIL held: a millisecond."""
@@ -112,7 +113,8 @@ class FastEncoder:
         vocab = sorted(msgspec.json.decode(model["vocab"], type=dict[str, int]).items(), key=lambda item: item[1])
         self._ids = np.array([token_id for _, token_id in vocab], dtype=np.dtype(ID_TYPECODE))
         dense = {**model, "vocab": {text: number for number, (text, _) in enumerate(vocab)}}
-        self._tokenizer = load(msgspec.json.encode({**document, "model": dense}).decode())
+        cuts = spelled_out(msgspec.json.decode(document.get("pre_tokenizer", b"null")))
+        self._tokenizer = load(msgspec.json.encode({**document, "model": dense, "pre_tokenizer": cuts}).decode())
         self._reference = reference
         self.plain = reference.plain
 

@@ -1,6 +1,6 @@
 """Checks whether a tokenizer.json can be served exactly, makes the plain tokenizer of it, and writes new files.
 
-Owns the format, and the checks: byte-level BPE, added tokens as plain literals, no way for text to become an added
+Owns the format, an equal spelling of it for speed, and the checks: byte-level BPE, added tokens as plain literals, no way for text to become an added
 token. Anything else is refused at start, with the reason, rather than served almost right.
 """
 
@@ -12,6 +12,9 @@ from typing import cast
 import msgspec
 
 from stenograph.core.errors import StartupError
+
+GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+"""The words of a `ByteLevel` with `use_regex`. Source: tokenizers, `pre_tokenizers/byte_level.rs`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +130,20 @@ def plain_tokenizer_json(document: TokenizerDocument) -> str:
     model = {**document.model, "vocab": vocab, "unk_token": None if unknown in contents else unknown}
     cut: dict[str, object] = {"added_tokens": [], "truncation": None, "padding": None, "post_processor": None}
     return msgspec.json.encode({**document.root, **cut, "model": model}).decode()
+
+
+def spelled_out(cuts: object) -> object:
+    """A pre-tokenizer with the words of each `ByteLevel` as a `Split`, an equal one: fastokens cuts a text by it in
+    half the time (2 KB, all of the encoding: 107 → 42 µs)."""
+    match cuts:
+        case {"type": "Sequence", "pretokenizers": [*parts]}:
+            return {"type": "Sequence", "pretokenizers": [spelled_out(one) for one in parts]}
+        case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
+            words = {"type": "Split", "pattern": {"Regex": GPT2_WORDS}, "behavior": "Isolated", "invert": False}
+            bytes_ = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+            return {"type": "Sequence", "pretokenizers": [words, bytes_]}
+        case _:
+            return cuts
 
 
 def token_bytes(document: TokenizerDocument) -> list[bytes]:

@@ -25,6 +25,7 @@ from stenograph.model.files import ModelFiles
 from stenograph.model.settings import EncoderKind
 from stenograph.model.text_cuts import ENCODED_AT_ONCE, TextCuts
 from stenograph.model.tokenizer import Tokenizer
+from stenograph.model.tokenizer_json import spelled_out
 
 DIGITS = {"type": "Digits", "individual_digits": True}
 WORDS = {
@@ -102,6 +103,17 @@ def splits(plain: tokenizers.Tokenizer, text: str) -> list[str]:
     """The pieces in which BPE gets a text, whatever the merges are."""
     text = plain.normalizer.normalize_str(text) if plain.normalizer else text
     return [split for split, _ in plain.pre_tokenizer.pre_tokenize_str(text)] if plain.pre_tokenizer else [text]
+
+
+@pytest.mark.parametrize("pre_tokenizer", [LEVEL, sequence(DIGITS, sequence(LEVEL)), *CUT_BEFORE_SPACES, None])
+@given(text=st.text(st.characters(exclude_categories=["Cs"])) | st.text("aZé01½漢\u0301 \n\u3000\x85.'strevmld"))
+def test_a_byte_levels_words_are_split_alike_once_they_are_spelled_out(
+    low_specials: str, pre_tokenizer: object, text: str
+) -> None:
+    spelled = spelled_out(pre_tokenizer)
+    assert ('"use_regex": true' in json.dumps(spelled)) == (pre_tokenizer in CUT_BEFORE_SPACES)
+    plain, again = (plain_of(changed(low_specials, pre_tokenizer=one))[0] for one in (pre_tokenizer, spelled))
+    assert splits(again, text) == splits(plain, text)
 
 
 @pytest.mark.parametrize("pre_tokenizer", [*CUT_WHOLLY, *CUT_BEFORE_SPACES, *NOT_CUT])
