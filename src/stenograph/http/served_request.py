@@ -12,7 +12,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import cast
 
-from msgspec import Struct, field
+from msgspec import Struct
 from starlette.types import ASGIApp, Message, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr
@@ -218,7 +218,7 @@ class ServedRequest(Struct, kw_only=True, eq=False):
     """Whether all of its body has come."""
     num_untaken: int = 0
     """Bytes of the body not yet taken."""
-    _pieces: list[bytes] = field(default_factory=list[bytes])
+    _pieces: list[bytes] = []
     _has_news: bool = False
     _event: asyncio.Event | None = None
     _is_chunked: bool | None = None

@@ -139,10 +139,8 @@ class RequestLedger:
             return
         assert number in self._running, f"request {number} is not running"
         overlaps = self._running.pop(number)
-        texts, applied = self._own_texts, list[int]()
-        for name in dict.fromkeys(rewrites):
-            applied.append(texts.setdefault(name, len(texts)))
-        del applied[MAX_LISTED:]
+        texts = self._own_texts
+        applied = [texts.setdefault(name, len(texts)) for name in dict.fromkeys(rewrites)][:MAX_LISTED]
         _ENDED.pack_into(
             self._packed,
             (number - 1) * _ROW_BYTES + _END_AT,

@@ -281,7 +281,8 @@ def decode_reply(
     if meta.output_top_logprobs is not None:
         top = alternatives(meta.output_top_logprobs, num_sampled=len(ids), num_new=len(ids), vocab_size=vocab_size)
     num_rows = (num_prompt or 0) + len(ids) - 1
-    kept, unasked = None, tuple[str, ...]()
+    kept: Replay | None = None
+    unasked: tuple[str, ...] = ()
     if meta.has_replay:
         kept, unasked = replay_of(
             meta, replay, num_rows=num_rows, first_row=first_row, row_size=row_size, apart=payload
