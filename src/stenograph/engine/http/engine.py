@@ -70,17 +70,22 @@ class HttpEngineOptions:
 
 class _RunningExchange(Struct):
     """A generation under way. `routing` are the headers that tell a router its session, if it has any, and its
-    trace. `stop` ends the wait for the engine and so closes the connection; None while nothing waits.
-    `is_whole`: the engine has sent all, and samples no more. `was_cut`: aborted by closing the connection,
-    because the engine knows no other way."""
+    trace. `waiting` is the task that waits for the engine; None while none does. `is_whole`: the engine has sent all,
+    and samples no more. `was_cut`: aborted by closing the connection, because the engine knows no other way."""
 
     request: GenerateRequest
     reading: EngineReading
     routing: Headers
-    stop: Callable[[], object] | None = None
+    waiting: "asyncio.Task[object] | None" = None
+    was_stopped: bool = False
     aborter: "asyncio.Task[None] | None" = None
     is_whole: bool = False
     was_cut: bool = False
+
+    def stop(self) -> None:
+        """End the wait for the engine, and so close the connection."""
+        if self.waiting is not None and not self.was_stopped:
+            self.was_stopped = self.waiting.cancel()
 
 
 class HttpEngine(Engine):
@@ -167,7 +172,7 @@ class HttpEngine(Engine):
                 exchange = self._own(work, name=f"{self._name}-{request_id}")
                 # A task that is cancelled before it runs never reaches a `finally` of its own.
                 exchange.add_done_callback(lambda _: queue.put_nowait(None))
-                running.stop = exchange.cancel
+                running.waiting = exchange
                 while (one := await queue.get()) is not None:
                     yield one
             else:
@@ -200,8 +205,7 @@ class HttpEngine(Engine):
         call = self._adapter.abort_call(request_id)
         if call is None:
             running.was_cut = True
-            if running.stop is not None:
-                running.stop()
+            running.stop()
         else:
             work = self._abort_until_ended(request_id, call)
             running.aborter = self._own(work, name=f"{self._name}-abort-{request_id}")
@@ -272,24 +276,20 @@ class HttpEngine(Engine):
     # -- generations
 
     async def _replied(self, running: _RunningExchange, call: Call) -> Sequence[Chunk]:
-        """The chunks of a whole reply; none where it was cut. Raises as `generate` does.
-
-        The turn waits for it itself: unlike a stream, with its task and queue, it has nothing to read meanwhile.
-        """
+        """The chunks of a whole reply; none where it was cut. The turn waits for it itself: unlike a stream, with its
+        task and queue, it has nothing to read meanwhile. Raises as `generate` does."""
         read: Sequence[Chunk] = ()
-        loop = asyncio.get_running_loop()
-        wait = asyncio.timeout(None)
+        running.waiting = task = asyncio.current_task()
+        assert task is not None, "a turn has a task"
+        num_before = task.cancelling()
         headers = (*call.headers, *running.routing)
         try:
-            async with wait:
-                running.stop = lambda: wait.reschedule(loop.time())
-                read = await self._transport.post(call.path, call.body, headers, partial(self._whole, running))
-                if not read or read[-1].finish is None:
-                    read = [*read]
-                    await self._settle(running, read.append)
-        except TimeoutError:
-            if not wait.expired():
-                raise  # not ours: a bug of whoever let it out
+            read = await self._transport.post(call.path, call.body, headers, partial(self._whole, running))
+            if not read or read[-1].finish is None:
+                await self._settle(running, (read := [*read]).append)
+        except asyncio.CancelledError:
+            if not running.was_stopped or task.cancelling() > num_before + 1:
+                raise  # the turn is cancelled
             self._check_cut(running)
         except UpstreamUnreachable as error:
             self._judge(error)
@@ -297,7 +297,9 @@ class HttpEngine(Engine):
             if self._health.state is not EngineState.READY:
                 self._become(EngineState.READY, self._adapter.capabilities.note)
         finally:
-            running.stop = None
+            running.waiting = None
+            if running.was_stopped:
+                task.uncancel()
         return read
 
     async def _streamed(self, running: _RunningExchange, call: Call, put: Callable[[Chunk], object]) -> None:
@@ -349,8 +351,7 @@ class HttpEngine(Engine):
             return
         if running.aborter is not None:
             running.aborter.cancel()
-        if running.stop is not None:
-            running.stop()
+        running.stop()
         if not running.is_whole:
             self._abort_left(request_id)
 
