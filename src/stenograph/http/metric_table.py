@@ -314,7 +314,7 @@ METRICS: tuple[Metric, ...] = (
         COUNTER,
         "Sessions that ended, by the verdict of their outcome; none: they ended without one.",
         SessionReport,
-        lambda session: session.verdict or NO_VERDICT,
+        "verdict",
         label=("verdict", [*RolloutVerdict, NO_VERDICT]),
     ),
     row(

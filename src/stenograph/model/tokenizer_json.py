@@ -1,7 +1,8 @@
 """Checks whether a tokenizer.json can be served exactly, makes the plain tokenizer of it, and writes new files.
 
-Owns the format, an equal spelling of it for speed, and the checks: byte-level BPE, added tokens as plain literals, no way for text to become an added
-token. Anything else is refused at start, with the reason, rather than served almost right.
+Owns the format, the checks, and an equal spelling that is faster: byte-level BPE, added tokens as plain literals, no
+way for text to become an added token. Anything else is refused at start, with the reason, rather than served almost
+right.
 """
 
 from collections.abc import Mapping, Sequence
