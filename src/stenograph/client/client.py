@@ -174,11 +174,12 @@ class Client:
         No other claim has them before the end of the lease, and none once `receipt` says that they were trained.
         """
         body: JsonObject = {"step": step, "n": n, "claim": uuid.uuid4().hex, **fields}  # a retry has the same sessions
-        for address in self._addresses:
+        *others, last = self._addresses
+        for address in others:
             told = decoded_claim(await self._post(f"{address.url}/samples/claim", body), address.url)
             if told.sessions:
-                break
-        return told
+                return told
+        return decoded_claim(await self._post(f"{last.url}/samples/claim", body), last.url)
 
     async def receipt(
         self, claim: SampleClaim, trained: Iterable[str], *, left_out: Iterable[str] = ()

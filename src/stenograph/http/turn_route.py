@@ -144,11 +144,12 @@ class TurnRoute:
                 decoded = await fetcher.decoded(self._decoded, incoming)
             else:
                 decoded = await self._decoded(incoming)
-            reading.spelling = decoded[0].spelling
-            if isinstance(decoded[0], ChatRequest) and decoded[0].earlier_media:
+            request = decoded[0]
+            reading.spelling = request.spelling
+            if isinstance(request, ChatRequest) and request.earlier_media:
                 found = entry("stenograph.session.kept_media:with_earlier_media")
                 decoded = await found(decoded, session, self.core.authenticator.manager.sessions.storage)
-            if decoded[0].routing is not None or RANK_HEADER in headers:
+            if request.routing is not None or RANK_HEADER in headers:
                 decoded = with_hints(decoded, scope, self.core.authenticator, self.core.services.engine.capabilities)
             caller = Caller(
                 name=name,

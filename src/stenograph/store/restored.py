@@ -108,8 +108,9 @@ class RestoredTurns:
             return
         if kind == ENTRY:
             one, self.times[seq] = entry("stenograph.store.codec.entries:decode_entry")(payload)
-            self.account = self.account or entry("stenograph.trajectory.account:Account")()
-            self.account.add(one)
+            account: Account = self.account or entry("stenograph.trajectory.account:Account")()
+            account.add(one)
+            self.account = account
             return
         commit = decode_commit(payload, self.nodes.__getitem__)
         made = [self.strands.replay(one, commit.label) for one in commit.turns]
