@@ -169,7 +169,7 @@ class Mixed:
             self.sessions.append(await live.open(group=self.random.choice(["g", "h"]), history=history))
         session, say = (
             self.random.choice(self.sessions),
-            "x" * self.random.randint(1, 60 if NUM_TOKENS < 10**5 else 600),
+            "x" * self.random.randint(1, 60 if NUM_TOKENS < 10**5 else 3000),
         )
         match self.random.randint(0, 9):
             case 0:

@@ -157,6 +157,7 @@ async def test_claims_receipts_and_abandonments_survive_a_restart(tmp_path: Path
         ("/samples/claim", {"step": 1, "n": 1, "group": "g", "sessions": []}, "/group"),
         ("/samples/receipt", {"claim": "c", "trained": ["a"], "left_out": ["a"]}, "/left_out"),
         ("/abandon", {}, "/sessions"),
+        ("/abandon", None, "/sessions"),
         ("/abandon", {"sessions": [], "first": 1}, "/first"),
         ("/abandon", {"group": "g", "cause": "bored"}, "/cause"),
     ],

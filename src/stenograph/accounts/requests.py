@@ -75,7 +75,7 @@ def decode_receipt(body: bytes) -> ReceiptBody:
 
 def decode_abandon(body: bytes) -> AbandonBody:
     """Read the body of `POST /abandon`. Raises InvalidJson or InvalidRequest."""
-    wire = decode_json(body, _ABANDON, known=AbandonBody.__struct_fields__)
+    wire = decode_json(body, _ABANDON, known=AbandonBody.__struct_fields__) if body else AbandonBody()
     if (wire.sessions is None) is (wire.group is None):
         raise InvalidRequest("Say which sessions: give sessions or group.", param="/sessions")
     if wire.first is not None and wire.group is None:
