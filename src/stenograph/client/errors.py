@@ -144,18 +144,19 @@ def refusal(call: str, status: int, headers: Mapping[str, str], body: bytes) -> 
     try:
         found = json.loads(body)
         facts = cast("Mapping[str, object]", found.get("error", found))  # routes in SGLang's shape have no `error`
-        code, message, param = str(facts.get("code", "")), str(facts["message"]), facts.get("param")
+        told, message, param = facts.get("code"), str(facts["message"]), facts.get("param")
+        code = told if isinstance(told, str) else ""  # engines and proxies write null there, or the status again
     except (ValueError, KeyError, TypeError, AttributeError):
         code, message, param = "", body[:_SHOWN_CHARS].decode(errors="replace"), None
     by_status = TryLater if status in (429, 502, 503, 504) else WrongRequest if status < 500 else ServerFault
-    told = headers.get("x-should-retry")
+    advised = headers.get("x-should-retry")
     return CLASSES.get(code, by_status)(
         call,
         status=status,
         code=code,
         message=message,
         param=None if param is None else str(param),
-        should_retry=by_status is TryLater if told is None else told == "true",
+        should_retry=by_status is TryLater if advised is None else advised == "true",
         retry_after_s=_seconds(headers.get("retry-after")),
     )
 
