@@ -22,8 +22,15 @@ from stenograph.core.errors import (
     UpstreamUnreachable,
 )
 from stenograph.core.types import Chunk, FinishReason, GrammarKind, Prompt, RequestId, SamplingParams, token_ids
-from stenograph.engine.base import Capabilities, EngineState, EngineStatus, GenerateRequest, Outcome
-from stenograph.engine.fleet.fleet import Fleet, FleetMember, common_capabilities
+from stenograph.engine.base import (
+    Capabilities,
+    EngineState,
+    EngineStatus,
+    GenerateRequest,
+    Outcome,
+    common_capabilities,
+)
+from stenograph.engine.fleet.fleet import Fleet, FleetMember
 from stenograph.engine.fleet.placement import FIRST_PAUSE_S
 
 SAID = (5, 6, 7)
@@ -382,6 +389,25 @@ async def test_what_an_engine_learns_of_itself_as_it_comes_up_counts_for_all(rig
     await engine.start()
     assert rig.fleet.capabilities.max_context_tokens == 100
     assert rig.fleet.capabilities is rig.fleet.capabilities
+
+
+async def test_an_engine_that_comes_up_as_another_kind_gets_no_turns(rig: Rig) -> None:
+    engine, right = rig.engines[0], rig.engines[0].capabilities
+    engine._capabilities = replace(right, vocab_size=101)
+    await engine.aclose()
+    await engine.start()
+    assert rig.fleet.capabilities.vocab_size == 100
+    for number in range(9):
+        assert ids_of(await rig.draw(f"s{number}")) == list(SAID)
+    assert rig.num_asked() == [0, 4, 5]
+    assert "it has 101, another has 100" in rig.statuses[0].health.detail
+    assert rig.fleet.health().state is EngineState.READY
+    engine._capabilities = right
+    await engine.aclose()
+    await engine.start()
+    assert rig.fleet.capabilities.vocab_size == 100
+    await rig.draw("again")
+    assert rig.num_asked()[0] == 1
 
 
 @pytest.mark.parametrize("what", ["vocab_size", "parses", "takes_json", "model", "engine"])

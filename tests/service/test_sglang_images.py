@@ -5,11 +5,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from msgspec.structs import replace
 
 from standins.planned_server import ReplyScript
 from standins.sglang_server import SGLangServer
 from stenograph.core.clock import SystemClock
-from stenograph.core.errors import UpstreamInvalid
+from stenograph.core.errors import EngineUnavailable, UpstreamInvalid
 from stenograph.core.media import new_expansions
 from stenograph.core.messages import MediaKind
 from stenograph.core.types import Chunk, Prompt, PromptMedia, RequestId, SamplingParams, token_ids
@@ -149,21 +150,29 @@ async def test_an_sglang_that_writes_the_replies_takes_none() -> None:
         assert not engine.capabilities.media
 
 
-@pytest.mark.parametrize("absent_first", [False, True])
-async def test_a_fleet_with_an_engine_that_is_not_up_yet_starts_and_takes_no_images(absent_first: bool) -> None:
-    """What an absent engine takes is not known, and is no difference that stops the start."""
-    async with SGLangServer(image_token=PAD) as server:
+@pytest.mark.parametrize("other", ["absent", "blind"])
+@pytest.mark.parametrize("other_first", [False, True])
+async def test_a_fleet_gives_images_to_the_engines_that_take_them(other_first: bool, other: str) -> None:
+    async with SGLangServer(image_token=PAD, max_model_len=4096) as seeing, SGLangServer(max_model_len=4096) as blind:
         options = AdapterOptions(model="m", vocab_size=VOCAB)
-        urls = [server.url, "http://127.0.0.1:1"]
+        urls = [seeing.url, blind.url if other == "blind" else "http://127.0.0.1:1"]
         members = [
             FleetMember(name=url, engine=HttpEngine(HttpEngineOptions(url=url), SGLangGenerate(options)))
-            for url in (reversed(urls) if absent_first else urls)
+            for url in (reversed(urls) if other_first else urls)
         ]
         fleet = Fleet(members, clock=SystemClock())
         await fleet.start()
         try:
-            assert not fleet.capabilities.media
-            assert fleet.members[server.url].capabilities.media == {MediaKind.IMAGE}
+            assert fleet.capabilities.media == {MediaKind.IMAGE}
+            for number in range(4):
+                seeing.plan(ReplyScript(ids=IDS, matched=7))
+                asked = replace(request(streams=False), request_id=RequestId(f"{number}" * 32))
+                chunks = [chunk async for chunk in fleet.generate(asked)]
+                assert [chunk.effective is not None for chunk in chunks] == [True]
+            assert (len(seeing.requests), blind.requests) == (4, [])
+            fleet.dismiss(seeing.url)
+            with pytest.raises(EngineUnavailable, match="takes turns with an image now"):
+                await anext(fleet.generate(request(streams=False)))
         finally:
             await fleet.aclose()
 

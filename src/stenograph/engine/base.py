@@ -15,13 +15,13 @@ The conformance suite (`check_engine`) tests these invariants:
 import enum
 from array import array
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Protocol, TypedDict
 
 from msgspec import Struct
 
 from stenograph.core.chat import ChatRequest
-from stenograph.core.errors import InvalidRequest, RouteNotFound
+from stenograph.core.errors import InvalidRequest, RouteNotFound, StartupError
 from stenograph.core.json_types import Count
 from stenograph.core.kinds import SaltPolicy
 from stenograph.core.messages import MediaKind
@@ -77,7 +77,8 @@ class Capabilities:
     cached keys and values apart by the weights; none: by no policy. `repetition_over`: the tokens its repetition
     penalty counts. `hints`: the routing hints it takes. `note`: one line for the operator on its use, or nothing.
     `policy`: the engine's own name of the sampling model or LoRA, where it has another than `model`. `media`: the kinds
-    that it takes in the place of placeholders, with a report of the effective ids.
+    that it takes in the place of placeholders, with a report of the effective ids; before it is up, those that it may
+    take.
     """
 
     engine: str
@@ -97,6 +98,40 @@ class Capabilities:
     note: str = ""
     policy: str | None = None
     media: frozenset[MediaKind] = frozenset()
+
+
+_MAY_DIFFER = {"max_context_tokens", "streams", "reports_support", "grammars", "media", "note", "policy"}
+
+
+def difference(one: tuple[str, Capabilities], other: tuple[str, Capabilities]) -> str:
+    """The ability that keeps two named engines from standing in for each other, in words; "" for none."""
+    (first_name, first), (name, second) = one, other
+    for what in (field.name for field in fields(Capabilities) if field.name not in _MAY_DIFFER):
+        ours, theirs = getattr(first, what), getattr(second, what)
+        if ours != theirs:
+            return f"engines differ in {what}: {first_name} has {ours!r}, {name} has {theirs!r}"
+    return ""
+
+
+def common_capabilities(members: Mapping[str, Capabilities]) -> Capabilities:
+    """Abilities shared by all of them, and the media that any takes: a turn with them goes to none of the others.
+
+    Raises StartupError for engines unfit to stand in for each other.
+    """
+    first_name, first = next(iter(members.items()))
+    for member in members.items():
+        if problem := difference((first_name, first), member):
+            raise StartupError(problem)
+    limits = [told.max_context_tokens for told in members.values() if told.max_context_tokens is not None]
+    return replace(
+        first,
+        max_context_tokens=min(limits, default=None),
+        streams=all(told.streams for told in members.values()),
+        reports_support=all(told.reports_support for told in members.values()),
+        grammars=frozenset[GrammarKind].intersection(*(told.grammars for told in members.values())),
+        media=first.media.union(*(told.media for told in members.values())),
+        note="; ".join(f"{name}: {told.note}" for name, told in members.items() if told.note),
+    )
 
 
 class GenerateRequest(Struct, frozen=True, kw_only=True, gc=False):

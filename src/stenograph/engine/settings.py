@@ -24,6 +24,10 @@ class EngineKind(enum.StrEnum):
     """None: replies are recorded ones."""
 
 
+MEDIA_TAKERS = (EngineKind.VLLM, EngineKind.SGLANG_GENERATE)
+"""Those that may take media: their adapters' `Capabilities.media` is not empty."""
+
+
 class EngineLogprobs(enum.StrEnum):
     """Kinds of log-probabilities to declare for an engine; the values are those of `LogprobsKind`."""
 

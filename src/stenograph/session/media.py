@@ -13,11 +13,9 @@ from stenograph.core.errors import InvalidRequest, UnrenderableMessage
 from stenograph.core.messages import MediaItem, MediaRef
 from stenograph.core.types import Prompt, PromptMedia
 from stenograph.engine.base import Capabilities
+from stenograph.engine.settings import MEDIA_TAKERS
 from stenograph.text.renderer import Renderer
 from stenograph.trajectory.history import Attachment
-
-TAKERS = ("vllm", "sglang-generate")
-"""Engines that take images."""
 
 
 def with_media(
@@ -33,8 +31,8 @@ def with_media(
     places = _places(prompt, renderer, len(before), len(new))
     for kind in {ref.kind for ref in (*new, *(one.ref for one in before))} - capabilities.media:
         raise InvalidRequest(
-            f"The engine {capabilities.engine} cannot be given an {kind.value} with exact ids here; {_listed(TAKERS)}"
-            " can.",
+            f"The engine {capabilities.engine} cannot be given an {kind.value} with exact ids here;"
+            f" {' and '.join(MEDIA_TAKERS)} can.",
             blame=Blame(RequestPart.MESSAGES),
         )
     contents = {item.ref.sha256: item.base64 for item in request.media}
@@ -78,7 +76,3 @@ def _found(prompt: Prompt, placeholder: int) -> Iterator[int]:
     for index, id_ in enumerate(prompt.new_ids, prompt.num_kept):
         if id_ == placeholder:
             yield index
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    return " and ".join(names)

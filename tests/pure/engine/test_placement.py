@@ -1,6 +1,7 @@
 """Who of a fleet gets a turn: the home while it is not overloaded, else the least loaded; and who is in doubt."""
 
 from collections import Counter
+from dataclasses import dataclass
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,32 +10,41 @@ from stenograph.engine.fleet.placement import (
     FIRST_PAUSE_S,
     LOAD_FACTOR,
     LONGEST_PAUSE_S,
-    Candidate,
     Trust,
     choose,
     cost_of,
     load_bound,
 )
 
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedAt:
+    """An engine and what it has to do."""
+
+    name: str
+    load_tokens: int
+    num_sessions: int
+
+
 NAMES = [f"http://engine-{number}:30000" for number in range(6)]
 
 
-def idle(*names: str) -> list[Candidate]:
-    return [Candidate(name=name, load_tokens=0, num_sessions=0) for name in names]
+def idle(*names: str) -> list[PlacedAt]:
+    return [PlacedAt(name=name, load_tokens=0, num_sessions=0) for name in names]
 
 
 loads = st.lists(st.integers(0, 10**6), min_size=1, max_size=len(NAMES))
 fleets = loads.map(
-    lambda tokens: [Candidate(name=n, load_tokens=t, num_sessions=0) for n, t in zip(NAMES, tokens, strict=False)]
+    lambda tokens: [PlacedAt(name=n, load_tokens=t, num_sessions=0) for n, t in zip(NAMES, tokens, strict=False)]
 )
 
 
 @given(fleets, st.sampled_from([*NAMES, None]), st.text(), st.integers(1, 10**6))
 def test_the_home_gets_the_turn_within_the_bound_and_else_the_least_loaded(
-    candidates: list[Candidate], home: str | None, key: str, cost: int
+    candidates: list[PlacedAt], home: str | None, key: str, cost: int
 ) -> None:
-    chosen = choose(candidates, key=key, home=home, cost_tokens=cost)
     at_home = next((candidate for candidate in candidates if candidate.name == home), None)
+    chosen = choose(candidates, key=key, home=at_home, cost_tokens=cost)
     if at_home is not None and at_home.load_tokens <= load_bound(candidates, cost_tokens=cost):
         assert chosen is at_home
     else:
@@ -46,12 +56,13 @@ def test_no_engine_is_given_more_than_its_share_by_the_factor_and_one_turn(
     turns: list[tuple[int, int, bool]], num_engines: int
 ) -> None:
     """Sessions come with turns, some of which end at once; homes are kept as the fleet keeps them."""
-    load, homes = Counter[str](), dict[int, str]()
+    load, homes = Counter[str](), dict[int, int]()
     for session, num_prompt, ends in turns:
-        candidates = [Candidate(name=n, load_tokens=load[n], num_sessions=0) for n in NAMES[:num_engines]]
+        candidates = [PlacedAt(name=n, load_tokens=load[n], num_sessions=0) for n in NAMES[:num_engines]]
         cost = cost_of(num_prompt)
-        chosen = choose(candidates, key=str(session), home=homes.get(session), cost_tokens=cost).name
-        homes[session] = chosen
+        home = candidates[homes[session]] if session in homes else None
+        chosen = choose(candidates, key=str(session), home=home, cost_tokens=cost).name
+        homes[session] = NAMES.index(chosen)
         load[chosen] += cost
         assert load[chosen] <= LOAD_FACTOR * load.total() / num_engines + cost
         if ends:
@@ -74,7 +85,7 @@ def test_rendezvous_spreads_keys_over_idle_engines() -> None:
 
 
 def test_the_engine_that_is_home_to_fewer_sessions_is_preferred_among_equal_loads() -> None:
-    candidates = [Candidate(name=name, load_tokens=5, num_sessions=3 - at) for at, name in enumerate(NAMES[:3])]
+    candidates = [PlacedAt(name=name, load_tokens=5, num_sessions=3 - at) for at, name in enumerate(NAMES[:3])]
     assert choose(candidates, key="s", home=None, cost_tokens=1).name == NAMES[2]
 
 

@@ -14,7 +14,7 @@ import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
 from stenograph.core.clock import Clock
 from stenograph.core.errors import (
@@ -25,7 +25,8 @@ from stenograph.core.errors import (
     UpstreamRefused,
     UpstreamUnreachable,
 )
-from stenograph.core.types import Chunk, Finish, FinishReason, GrammarKind, RequestId
+from stenograph.core.messages import MediaKind
+from stenograph.core.types import Chunk, Finish, FinishReason, RequestId
 from stenograph.core.weights import ControlAnswer, NameWeights, UpdateWeights, WeightCommand
 from stenograph.engine.base import (
     AFFINITY_HEADER,
@@ -38,15 +39,16 @@ from stenograph.engine.base import (
     ForwardedAnswer,
     GenerateRequest,
     Outcome,
+    common_capabilities,
+    difference,
 )
-from stenograph.engine.fleet.placement import FIRST_PAUSE_S, Candidate, Trust, choose, cost_of
+from stenograph.engine.fleet.placement import FIRST_PAUSE_S, Trust, choose, cost_of
 
 MAX_SESSIONS = 2**15
 """The most recently used sessions: their engines are remembered. A forgotten session is placed anew."""
 TRIAL_S = 10.0  # longer than a connection takes to fail, as a rule (`connect_timeout`)
 DRAIN_LOOK_S = 0.05  # between two looks at whether an engine that leaves is idle
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-_MAY_DIFFER = {"max_context_tokens", "streams", "reports_support", "grammars", "media", "note", "policy"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,12 +74,21 @@ class _MemberState:
     num_expected_cached: int = 0
     num_cached: int = 0
     is_leaving: bool = False
+    misfit: str = ""
+    """The ability that keeps it from standing in for the others, in words; "" for none."""
     outcomes: Counter[Outcome] = field(default_factory=Counter[Outcome])
+
+    @property
+    def health(self) -> EngineHealth:
+        """By its own word, unless it is up as an engine of another kind than the rest."""
+        told = self.engine.health()
+        is_misfit = self.misfit and told.state is EngineState.READY
+        return EngineHealth(state=EngineState.DOWN, detail=self.misfit) if is_misfit else told
 
     @property
     def is_ready(self) -> bool:
         """Whether it stays, and reports itself ready for turns."""
-        return not self.is_leaving and self.engine.health().state is EngineState.READY
+        return not self.is_leaving and self.health.state is EngineState.READY
 
 
 @dataclass(slots=True)
@@ -90,8 +101,9 @@ class _SessionPlace:
 
 @dataclass(slots=True)
 class _FleetTurn:
-    """A generation under way: where it is, or was last, and where it has been."""
+    """A generation under way: where it is, or was last, and where it has been. `media` are the kinds in its prompt."""
 
+    media: frozenset[MediaKind] = frozenset()
     post: _MemberState | None = None
     tried: set[str] = field(default_factory=set[str])
     was_aborted: bool = False
@@ -167,7 +179,7 @@ class Fleet(Engine):
             return EngineHealth(state=EngineState.STOPPED, detail="stopped")
         if len(self._posts) == 1:
             return self._posts[0].engine.health()
-        healths = {post.name: post.engine.health() for post in self._posts}
+        healths = {post.name: post.health for post in self._posts}
         states = {health.state for health in healths.values()}
         if EngineState.READY in states:
             return EngineHealth(state=EngineState.READY)
@@ -200,7 +212,7 @@ class Fleet(Engine):
         or with a name in use."""
         if any(post.name == member.name for post in self._posts):
             raise StartupError(f"there is an engine {member.name} already")
-        known = {post.name: post.engine.capabilities for post in self._posts}
+        known = {post.name: post.engine.capabilities for post in self._posts if not post.misfit}
         self._common = common_capabilities({**known, member.name: member.engine.capabilities})
         self._posts.append(_MemberState(member.name, member.engine, Trust(trial_s=self._trial_s), member.url))
         self._count_anew()
@@ -241,10 +253,21 @@ class Fleet(Engine):
         return next((post for post in self._posts if post.name == name), None)
 
     def _count_anew(self) -> None:
+        """Raises StartupError for engines of several kinds at the start. Later, one of another kind than before gets no
+        turns, as long as one of the same kind is up."""
         self._healths = [post.engine.health() for post in self._posts]
         known = {post.name: post.engine.capabilities for post in self._posts}
-        if known != self._known:
-            self._known, self._common = known, common_capabilities(known)
+        if known == self._known:
+            return
+        self._known = known
+        if (before := self._common) is not None:
+            ready = EngineState.READY
+            up = [post.engine.capabilities for post in self._posts if post.engine.health().state is ready]
+            same = next((one for one in up if not difference(("", before), ("", one))), up[0] if up else before)
+            for post in self._posts:
+                post.misfit = difference(("it", known[post.name]), ("another", same))
+            known = {post.name: known[post.name] for post in self._posts if not post.misfit} or {"": same}
+        self._common = common_capabilities(known)
 
     async def aclose(self) -> None:
         """Close all, whatever becomes of one. Raises the first error, if there is any."""
@@ -273,7 +296,8 @@ class Fleet(Engine):
     async def _generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         """Sample, at one engine after the other until one is there. Raises the last one's error."""
         assert request.request_id not in self._turns, "a request id is used once"
-        turn = self._turns[request.request_id] = _FleetTurn()
+        media = frozenset(one.item.ref.kind for one in request.prompt.media)
+        turn = self._turns[request.request_id] = _FleetTurn(media=media)
         try:
             while not (turn.tried and turn.was_aborted):
                 run = self._begin(request, turn)
@@ -336,7 +360,7 @@ class Fleet(Engine):
         key = next((value for name, value in headers if name == AFFINITY_HEADER), None)
         known = self._sessions.get(key) if key is not None else None
         while candidates := self._candidates(turn):
-            post = _choose(candidates, key or target, None if known is None else known.home, 0)
+            post = choose(candidates, key=key or target, home=None if known is None else known.home, cost_tokens=0)
             turn.tried.add(post.name)
             try:
                 return await post.engine.forward(method, target, headers, body)
@@ -354,11 +378,12 @@ class Fleet(Engine):
         """Give a turn to an engine not yet tried for it. Raises EngineUnavailable where there is none."""
         ready = self._candidates(turn)
         if not ready:
-            raise EngineUnavailable(
-                f"None of the {len(self._posts)} engines takes turns now.", retry_after_s=FIRST_PAUSE_S
-            )
+            what = f"turns with an {' and '.join(turn.media)}" if turn.media else "turns"
+            told = f"None of the {len(self._posts)} engines takes {what} now."
+            raise EngineUnavailable(told, retry_after_s=FIRST_PAUSE_S)
         session, cost = self._session_of(request.affinity_key), cost_of(request.prompt.num_tokens)
-        post = _choose(ready, request.affinity_key or request.request_id, session.home, cost)
+        key = request.affinity_key or request.request_id
+        post = choose(ready, key=key, home=session.home, cost_tokens=cost)
         turn.post = post
         turn.tried.add(post.name)
         post.num_running += 1
@@ -372,8 +397,10 @@ class Fleet(Engine):
 
     def _candidates(self, turn: _FleetTurn | None = None) -> "list[_MemberState]":
         """Candidates for a turn: ready and trusted, or due for a trial; without any, all engines that report ready."""
-        now, tried = self._clock.monotonic(), set[str]() if turn is None else turn.tried
-        ready = [] if self._closing else [post for post in self._posts if post.name not in tried and post.is_ready]
+        now, turn = self._clock.monotonic(), turn or _FleetTurn()
+        ready = [] if self._closing else [post for post in self._posts if post.name not in turn.tried and post.is_ready]
+        if turn.media:
+            ready = [post for post in ready if turn.media <= post.engine.capabilities.media]
         return [post for post in ready if post.trust.admits(now)] or ready
 
     def _saw(self, run: _Try, request: GenerateRequest, chunk: Chunk) -> None:
@@ -446,41 +473,13 @@ def says_not_there(error: StenographError) -> bool:
     return isinstance(error, EngineUnavailable)
 
 
-def common_capabilities(members: Mapping[str, Capabilities]) -> Capabilities:
-    """Abilities shared by all of them. Raises StartupError for engines unfit to stand in for each other."""
-    first_name, first = next(iter(members.items()))
-    for name, other in members.items():
-        for what in (one.name for one in fields(Capabilities) if one.name not in _MAY_DIFFER):
-            ours, theirs = getattr(first, what), getattr(other, what)
-            if ours != theirs:
-                raise StartupError(f"engines differ in {what}: {first_name} has {ours!r}, {name} has {theirs!r}")
-    limits = [told.max_context_tokens for told in members.values() if told.max_context_tokens is not None]
-    return replace(
-        first,
-        max_context_tokens=min(limits, default=None),
-        streams=all(told.streams for told in members.values()),
-        reports_support=all(told.reports_support for told in members.values()),
-        grammars=frozenset[GrammarKind].intersection(*(told.grammars for told in members.values())),
-        media=first.media.intersection(*(told.media for told in members.values())),
-        note="; ".join(f"{name}: {told.note}" for name, told in members.items() if told.note),
-    )
-
-
-def _choose(posts: "Sequence[_MemberState]", key: str, home: _MemberState | None, cost_tokens: int) -> _MemberState:
-    candidates = [
-        Candidate(name=post.name, load_tokens=post.load_tokens, num_sessions=post.num_sessions) for post in posts
-    ]
-    chosen = choose(candidates, key=key, home=None if home is None else home.name, cost_tokens=cost_tokens)
-    return next(post for post in posts if post.name == chosen.name)
-
-
 def _blames_request(error: StenographError) -> bool:
     return isinstance(error, CallerError) or (isinstance(error, UpstreamRefused) and 400 <= error.engine_status < 500)
 
 
 def _status_of(post: _MemberState, now: float) -> EngineStatus:
     (status,) = post.engine.statuses()
-    health = status.health
+    health = post.health
     if post.is_leaving:
         health = EngineHealth(state=EngineState.STOPPED, detail="it leaves when its turns have ended")
     elif post.trust.in_doubt and not health.detail:

@@ -17,21 +17,26 @@ their prompts, and TURN_TOKENS for each, since a short turn takes its place in e
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Protocol, TypeVar
 
 LOAD_FACTOR = 1.5
 """With two engines, a home may have three times as much to do as the other; moving costs a whole prefill."""
 TURN_TOKENS = 256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class Candidate(Protocol):
     """A candidate engine for a turn: our load on it now, and the number of sessions at home there."""
 
-    name: str
-    load_tokens: int
-    num_sessions: int
+    @property
+    def name(self) -> str: ...
+    @property
+    def load_tokens(self) -> int: ...
+    @property
+    def num_sessions(self) -> int: ...
+
+
+C = TypeVar("C", bound=Candidate)
 
 
 def cost_of(num_prompt_tokens: int) -> int:
@@ -39,11 +44,11 @@ def cost_of(num_prompt_tokens: int) -> int:
     return num_prompt_tokens + TURN_TOKENS
 
 
-def choose(candidates: Sequence[Candidate], *, key: str, home: str | None, cost_tokens: int) -> Candidate:
+def choose(candidates: Sequence[C], *, key: str, home: C | None, cost_tokens: int) -> C:
     """Choose the engine for a turn of session `key`. Its last turn, if it had any, ran at `home`."""
     bound = load_bound(candidates, cost_tokens=cost_tokens)
     for candidate in candidates:
-        if candidate.name == home and candidate.load_tokens <= bound:
+        if candidate is home and candidate.load_tokens <= bound:
             return candidate
     return min(candidates, key=lambda one: (one.load_tokens, one.num_sessions, -_weight(one.name, key)))
 

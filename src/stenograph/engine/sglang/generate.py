@@ -74,6 +74,7 @@ class SGLangGenerate(EngineAdapter):
             salt_policies=frozenset(SaltPolicy),
             repetition_over=RepetitionOver.TURN,
             hints=frozenset(RoutingHint),
+            media=frozenset(MediaKind),
         )
         self._replay = options.replay
         self._route_size = options.route_size

@@ -86,6 +86,7 @@ class VLLM(EngineAdapter):
             logprobs=LogprobsReport(kind=options.logprobs or LogprobsKind.RAW),
             salt_policies=frozenset(SaltPolicy),
             hints=frozenset({RoutingHint.DP_RANK}),
+            media=frozenset(MediaKind),
         )
 
     def __repr__(self) -> str:
