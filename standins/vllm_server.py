@@ -74,7 +74,7 @@ class VLLMServer(PlannedServer):
         scores: Callable[[Sequence[int]], Sequence[float]] = made_up_scores,
         answers: Callable[[AskedRequest], ReplyScript] | None = None,
         image_token: int | None = None,
-        report: Callable[[list[int], list[Range]], tuple[list[int], list[Range]]] = _as_it_is,
+        report: Callable[[list[int], list[Range]], tuple[list[int], list[Range]] | None] = _as_it_is,
     ) -> None:
         super().__init__(unplanned=ReplyScript(ids=(111, 107)), answers=answers, routes=None, remembers=True)
         self.scale_out = scale_out
@@ -230,7 +230,10 @@ class VLLMServer(PlannedServer):
         """Its report of the prompt, where it is asked for."""
         if not play.asked.json.get("return_token_ids"):
             return {}
-        ids, found = self._report(*self._effective(play.asked))
+        told = self._report(*self._effective(play.asked))
+        if told is None:
+            return {}
+        ids, found = told
         return {"prompt_token_ids": ids, "mm_placeholders": {"image": found} if found else None}
 
     def _effective(self, asked: AskedRequest) -> tuple[list[int], list[Range]]:

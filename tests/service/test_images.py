@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from standins.planned_server import ReplyScript
 from standins.tiny.tokenizer import tiny_tokenizer_json
 from standins.vllm_server import Range, VLLMServer, expansion_length
 from stenograph.engine.http.adapter import AdapterOptions
@@ -39,7 +40,7 @@ TEMPLATE = """
 {%- endfor %}{% endif %}{{ '<|im_end|>\n' }}
 {%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 
-Report = Callable[[list[int], list[Range]], tuple[list[int], list[Range]]]
+Report = Callable[[list[int], list[Range]], tuple[list[int], list[Range]] | None]
 
 
 @pytest.fixture(scope="module")
@@ -422,3 +423,70 @@ async def test_a_reply_under_a_grammar_is_scored_with_its_images(rig: Rig) -> No
     num_sampled = sample["response_length"]
     assert scored["token_ids"] == [*asked["token_ids"], *sample["tokens"][-num_sampled:]]
     assert sample["rollout_log_probs"] == list(rig.vllm._scores(sample["tokens"]))[-num_sampled:]
+
+
+async def test_a_budget_of_tokens_and_a_session_s_count_are_of_effective_ones(rig: Rig) -> None:
+    rig.says("seen", "more")
+    whole = await rig.call("POST", "/sessions", {"max_total_tokens": 4000})
+    session = whole.json()["session_id"]
+    first = await rig.chat(session, sees(text("a"), part(1)))
+    left = int(first.headers["x-stenograph-session-remaining-tokens"])
+    assert left == 4000 - first.json()["usage"]["total_tokens"]
+    second = await rig.chat(session, sees(text("a"), part(1)), assistant("seen"), sees(part(2)))
+    assert second.status == 200, second.body
+    total = second.json()["usage"]["total_tokens"]
+    assert int(second.headers["x-stenograph-session-remaining-tokens"]) == 4000 - total
+    (sample,) = await samples(rig, session)
+    assert len(sample["tokens"]) == total
+    row = next(one for one in (await rig.call("GET", "/sessions")).json()["sessions"] if one["session_id"] == session)
+    assert row["num_tokens"] == total
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_turn_that_is_aborted_before_its_images_are_reported_has_no_sample(
+    seeing: Renderer, stream: bool
+) -> None:
+    """Its effective ids are known to nobody; a line that it follows has the sample of the turns before it."""
+    reported = [True]
+    async with rig_of(seeing, lambda ids, found: (ids, found) if reported[0] else None) as rig:
+        alone, session = await rig.session(), await rig.session()
+        chat = [sees(text("a"), part(1))]
+        rig.says("seen")
+        assert (await rig.chat(session, *chat)).status == 200
+        before = await samples(rig, session)
+        reported[0] = False
+        for id_, messages in ((alone, chat), (session, [*chat, assistant("seen"), sees(part(2))])):
+            rig.vllm.plan(ReplyScript(ids=(), finish="abort"))
+            answer = await rig.chat(id_, *messages, stream=stream)
+            assert answer.status == 200, answer.body
+            assert (await rig.records(id_))[-1]["status"] == "aborted"
+        answer = await rig.call("POST", f"/sessions/{alone}/samples", {"format": "json"})
+        assert (answer.json()["samples"], answer.json()["empty_reason"]) == ([], "no_records")
+        (now,) = await samples(rig, session)
+        assert (now["tokens"], now["media"]) == (before[0]["tokens"], before[0]["media"])
+        reported[0] = True
+        rig.says("more")
+        assert (await rig.chat(session, *chat, assistant("seen"), sees(part(2)))).status == 200
+        assert [len(one["media"]) for one in await samples(rig, session)] == [2]
+
+
+async def test_a_reply_given_again_after_a_restart_has_its_usage_and_what_was_left(
+    seeing: Renderer, folder: DataFolder
+) -> None:
+    said: list[Any] = []
+    session = ""
+    for _ in range(2):
+        store = await SqliteStore.open(folder)
+        async with rig_of(seeing, store=store) as rig:
+            rig.says("seen")
+            if not session:
+                opened = await rig.call("POST", "/sessions", {"max_total_tokens": 4000})
+                session = opened.json()["session_id"]
+            path, chat = f"{rig.url}/sessions/{session}/v1/chat/completions", {"messages": [sees(text("a"), part(1))]}
+            async with rig.client.post(path, json=chat, headers={"idempotency-key": "k"}) as answer:
+                assert answer.status == 200
+                told = {key: value for key, value in answer.headers.items() if "remaining" in key.lower()}
+                said.append(((await answer.json())["usage"], told))
+            assert len(rig.vllm.requests) == (len(said) == 1)
+        await store.aclose()
+    assert said[0] == said[1]

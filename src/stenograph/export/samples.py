@@ -66,7 +66,7 @@ class EmptyReason(enum.StrEnum):
     """The reason for having no sample. The values are those of the miles session server."""
 
     NO_RECORDS = "no_records"
-    """The session has no committed turn."""
+    """The session has no committed turn, or none with known effective ids."""
     ALL_TRUNCATED = "all_truncated"
     """In no line does a first prompt and one sampled token fit into `max_seq_len`."""
     LEFT_OUT = "left_out"
@@ -208,6 +208,7 @@ def make_samples(
     `infra_failed` gives none. Every trained token must have the log-probabilities in `required`. Raises
     SamplesInconsistent: a line cannot be accounted for token by token, or lacks the required ones.
     """
+    nodes = [one for one in nodes if one.turn.sampled.ids or entry("stenograph.export.media:is_reported")(one.turn)]
     if not nodes:
         return SampleSet(samples=(), empty_reason=EmptyReason.NO_RECORDS)
     strands = {} if session is None else session.by_node()

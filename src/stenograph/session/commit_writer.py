@@ -114,7 +114,7 @@ class StoreWriter:
                 Totals(
                     num_strands=int(opens_one),
                     num_turns=1 - len(gone),
-                    num_tokens=one.turn.num_tokens - sum(node.turn.num_tokens for node in gone),
+                    num_tokens=one.turn.num_effective - sum(node.turn.num_effective for node in gone),
                     num_discarded_turns=len(gone),
                     num_discarded_tokens=sum(len(node.turn.sampled.ids) for node in gone),
                 )

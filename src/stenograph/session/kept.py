@@ -77,19 +77,20 @@ class StoredReply:
             replace(
                 held_reply(node, capabilities.model),
                 stages_s=node.turn.stages.durations_s(),
-                fills_context=limit is not None and node.num_tokens >= limit,
+                fills_context=limit is not None and node.num_effective >= limit,
             )
             for node in self.nodes
         )
-        longest = max(node.num_tokens for node in self.nodes)
-        num_sampled = sum(len(node.turn.sampled.ids) for node in self.nodes)
+        longest = max(node.num_effective for node in self.nodes)
+        turns = [node.turn for node in self.nodes]
+        num_added = sum(len(turn.sampled.ids) + turn.num_effective - turn.num_tokens for turn in turns)
         outcome = TurnOutcome(
             reply_id=self.reply_id,
             replies=replies,
             committed=True,
             remaining=Remaining(
                 context_tokens=None if limit is None else limit - longest,
-                session_tokens=None if session is None else session - num_sampled,
+                session_tokens=None if session is None else session - num_added,
             ),
             strand=self.strand,
             node=self.nodes[0].id,

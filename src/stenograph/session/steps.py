@@ -103,7 +103,7 @@ class RunningTurn:
         """Its tokens, once they are all there and checked, and parsed."""
         self._parsed: ParsedReply
         self._written: EngineReply | None = None
-        self._media: tuple[Expansion, ...] | None = None
+        self.media: tuple[Expansion, ...] | None = None
         self._num_prompt: int | None = None
         self._made: CommittedTurn | None = None
         self.policy = ""
@@ -242,7 +242,7 @@ class RunningTurn:
     def _take(self, effective: EffectivePrompt) -> None:
         """Take the engine's report of a prompt with media. Raises UpstreamInvalid."""
         if self.prompt.media:
-            self._media = entry("stenograph.core.media:new_expansions")(self.prompt, effective)
+            self.media = entry("stenograph.core.media:new_expansions")(self.prompt, effective)
             self._num_prompt = len(effective.ids)
 
     def _end_reply(self, collector: TurnCollector, parser: Parser | None, num_changes: int) -> None:
@@ -252,7 +252,7 @@ class RunningTurn:
         is_over = num_changes % 2 or num_changes != weights.num_changes
         sampled = collector.result(MixedWeights(oldest=weights.oldest_since(num_changes)) if is_over else None)
         weights.num_mixed_turns += sampled.mixed is not None
-        if self.prompt.media and self._media is None and sampled.ids:
+        if self.prompt.media and self.media is None and sampled.ids:
             raise UpstreamInvalid("prompt_agrees", "the engine does not report the ids of a prompt with media")
         now, times, stages = self._services.clock.monotonic(), sampled.times, self.stages
         if times is not None:
@@ -359,7 +359,7 @@ class RunningTurn:
             committed_at=self._services.clock.wall(),
             stages=self.stages,
             trace_id="" if self._trace is None else self._trace.trace_id,
-            media=self._media or (),
+            media=self.media or (),
         )
         return self._made
 
@@ -383,15 +383,9 @@ def max_tokens(
             prompt=part,
         )
     if remaining.session_tokens is not None and remaining.session_tokens < 1:
-        raise BudgetSpent(
-            Limit.SESSION_TOKENS,
-            f"A prompt of {prompt.num_tokens} tokens leaves nothing of what this session may have (max_total_tokens).",
-        )
-    most = wanted
-    for limit in (room, remaining.session_tokens):
-        if limit is not None and (most is None or limit < most):
-            most = limit
-    return most
+        told = f"A prompt of {prompt.num_expanded} tokens leaves nothing of this session's max_total_tokens."
+        raise BudgetSpent(Limit.SESSION_TOKENS, told)
+    return min((most for most in (wanted, room, remaining.session_tokens) if most is not None), default=None)
 
 
 def supported_top_k(params: SamplingParams, most: int | None) -> int:

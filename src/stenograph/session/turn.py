@@ -224,12 +224,12 @@ class RequestRun:
     def _commit(self) -> TurnOutcome:
         """Keep the turns, unless their session is being deleted. Synchronous: nothing can come between."""
         committed, self._has_ended = self.may_commit, True
-        num_sampled = longest = 0
+        num_added = longest = 0
         replies: list[ChatReply] = []
         for turn in self.turns:
             reply = turn.commit(is_kept=committed)
             replies.append(reply)
-            num_sampled += len(reply.sampled.ids)
+            num_added += len(reply.sampled.ids) + (sum(len(one.ids) - 1 for one in turn.media) if turn.media else 0)
             longest = max(longest, reply.usage.num_prompt + len(reply.sampled.ids))
         first = self.turn
         limit, session = first.capabilities.max_context_tokens, self.remaining.session_tokens
@@ -239,7 +239,7 @@ class RequestRun:
             committed=committed,
             remaining=Remaining(
                 context_tokens=None if limit is None else limit - longest,
-                session_tokens=None if session is None else session - num_sampled,
+                session_tokens=None if session is None else session - num_added,
             ),
             strand=first.builder.strand.number,
             node=first.node_id,

@@ -70,7 +70,7 @@ class History(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all turns; those shared by several lines count once."""
+        """Effective tokens of all turns; those shared by several lines count once."""
         ...
 
     def as_it_is(self) -> "History":
@@ -100,7 +100,7 @@ class History(Protocol):
         ...
 
     def num_tokens_before(self, attachment: Attachment) -> int:
-        """Tokens of all turns kept by a commit there."""
+        """Effective tokens of all turns kept by a commit there."""
         ...
 
     def replaced_by(self, attachment: Attachment) -> Sequence[Node]:
@@ -359,7 +359,7 @@ class LinearHistory:
         return Attachment(parent=parent, new_messages=(), revision=self._revision)
 
     def num_tokens_before(self, attachment: Attachment) -> int:
-        return 0 if attachment.parent is None else attachment.parent.num_tokens
+        return 0 if attachment.parent is None else attachment.parent.num_effective
 
     def replaced_by(self, attachment: Attachment) -> Sequence[Node]:
         """The turn after the attachment's place, if there is one."""
@@ -378,7 +378,7 @@ class LinearHistory:
         node = Node(id_=next(self._ids), turn=turn, parent=parent)
         del self._nodes[parent.depth if parent is not None else 0 :]
         self._nodes.append(node)
-        self.latest, self.num_tokens = node, node.num_tokens
+        self.latest, self.num_tokens = node, node.num_effective
         self._revision += 1
         return node
 

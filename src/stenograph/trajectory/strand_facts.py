@@ -78,8 +78,8 @@ class StrandFacts:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of its turns; those shared by several lines count once."""
-        return sum(node.turn.num_tokens for node in self.nodes)
+        """Effective tokens of its turns; those shared by several lines count once."""
+        return sum(node.turn.num_effective for node in self.nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,7 +94,7 @@ class TreeHistory:
         node = Node(id_=len(self._nodes), turn=turn, parent=parent)
         self._children.setdefault(None if parent is None else parent.id, []).append(node)
         self._nodes.append(node)
-        self._num_tokens += turn.num_tokens
+        self._num_tokens += turn.num_effective
         return node
 
     def children_of(self, node: Node | None) -> list[Node]:

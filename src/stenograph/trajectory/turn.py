@@ -6,7 +6,7 @@ Owns the tokens added by a turn to its line, and how it was asked for. Knows nei
 
 import enum
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
 import msgspec
@@ -105,8 +105,13 @@ class CommittedTurn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens added to its line by this turn."""
+        """Logical tokens added to its line by this turn."""
         return len(self.new_prompt_ids) - self.num_trimmed + len(self.sampled.ids)
+
+    @property
+    def num_effective(self) -> int:
+        """Tokens of forward passes added to its line by this turn."""
+        return self.num_tokens + sum(len(one.ids) - 1 for one in self.media)
 
 
 class Node:
@@ -127,9 +132,7 @@ class Node:
         self.num_tokens: int = turn.num_tokens + (parent.num_tokens if parent else 0)
         self.num_messages: int = len(turn.messages) + 1 + (parent.num_messages if parent else 0)
         self.media: tuple[Expansion, ...] = (() if parent is None else parent.media) + turn.media
-        self.num_effective: int = self.num_tokens
-        if self.media:
-            self.num_effective += sum(len(one.ids) - 1 for one in self.media)
+        self.num_effective: int = turn.num_effective + (parent.num_effective if parent else 0)
         calling = any(map(attrgetter("tool_calls"), (*turn.messages, turn.reply.message)))
         self.has_calls: bool = calling or (parent is not None and parent.has_calls)
 
@@ -157,13 +160,7 @@ class Node:
 
 def line_ids(node: Node | None) -> "array[int]":
     """All ids [T] of the line down to `node`, prompts and samples as the engine saw them last."""
-    ids = token_ids()
-    for step in node.line() if node is not None else ():
-        if step.turn.num_trimmed:
-            del ids[-step.turn.num_trimmed :]
-        ids.extend(step.turn.new_prompt_ids)
-        ids.extend(step.turn.sampled.ids)
-    return ids
+    return _joined([step.turn for step in node.line()] if node is not None else ())
 
 
 def last_line_ids(node: Node | None, num: int) -> "array[int]":
@@ -175,8 +172,12 @@ def last_line_ids(node: Node | None, num: int) -> "array[int]":
     while node is not None and (not turns or node.num_tokens > before):
         turns.append(node.turn)
         node = node.parent
+    return _joined(turns[::-1])
+
+
+def _joined(turns: Sequence[CommittedTurn]) -> "array[int]":
     ids = token_ids()
-    for turn in reversed(turns):
+    for turn in turns:
         if turn.num_trimmed:
             del ids[-turn.num_trimmed :]
         ids.extend(turn.new_prompt_ids)
