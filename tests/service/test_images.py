@@ -490,3 +490,12 @@ async def test_a_reply_given_again_after_a_restart_has_its_usage_and_what_was_le
             assert len(rig.vllm.requests) == (len(said) == 1)
         await store.aclose()
     assert said[0] == said[1]
+
+
+async def test_two_openings_of_a_tree_with_equal_logical_ids_are_two_samples(rig: Rig) -> None:
+    rig.says("one", "other")
+    session = (await rig.call("POST", "/sessions", {"history": "tree"})).json()["session_id"]
+    for number in (1, 2):
+        assert (await rig.chat(session, sees(text("?"), part(number)))).status == 200
+    shown = [row["sha256"] for sample in await samples(rig, session) for row in sample["media"]]
+    assert shown == [hashlib.sha256(image(number)).hexdigest() for number in (1, 2)]

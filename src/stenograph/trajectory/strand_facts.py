@@ -136,6 +136,7 @@ def kept_leaves(nodes: Sequence[Node]) -> list[Node]:
     return [leaf for leaf in leaves(nodes) if latest[_place(leaf)] == leaf.id]
 
 
-def _place(node: Node) -> int | bytes:
+def _place(node: Node) -> object:
     """A key shared by siblings."""
-    return node.turn.new_prompt_ids.tobytes() if node.parent is None else node.parent.id
+    turn, parent = node.turn, node.parent
+    return (turn.new_prompt_ids.tobytes(), *[one.ref.sha256 for one in turn.media]) if parent is None else parent.id
