@@ -244,10 +244,8 @@ def make_samples(
         if required is not None:
             check_kind([part for part in line.parts if part.node.id in owned and part.num_sampled], required)
         samples.append(_sample(line, owned, decode, replay_shape, compat, {**theirs, **ours}, outcome))
-    reason = None
-    if not samples:
-        reason = EmptyReason.LEFT_OUT if len(left_out) == len(kept) else EmptyReason.ALL_TRUNCATED
-        reason = EmptyReason.INFRA_FAILED if failed else reason
+    reason = EmptyReason.LEFT_OUT if len(left_out) == len(kept) else EmptyReason.ALL_TRUNCATED
+    reason = None if samples else EmptyReason.INFRA_FAILED if failed else reason
     return SampleSet(
         samples=tuple(samples),
         empty_reason=reason,

@@ -154,8 +154,7 @@ class Node:
         while node is not None:
             nodes.append(node)
             node = node.parent
-        nodes.reverse()
-        return nodes
+        return nodes[::-1]
 
 
 def line_ids(node: Node | None) -> "array[int]":
