@@ -70,13 +70,15 @@ keeps as the models' own."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Fetch all into a folder; 1 where one could not be had."""
+    """Fetch all, or those named, into a folder; 1 where one could not be had."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="where to unpack them")
-    folder: Path = parser.parse_args(arguments).folder
+    parser.add_argument("--only", action="append", choices=[one.name for one in ARCHIVES], help="fetch this one alone")
+    asked = parser.parse_args(arguments)
+    folder: Path = asked.folder
     folder.mkdir(parents=True, exist_ok=True)
     for archive in ARCHIVES:
-        if (folder / archive.name).exists():
+        if archive.name not in (asked.only or [archive.name]) or (folder / archive.name).exists():
             continue
         sys.stderr.write(f"fetching {archive.requirement} (once) ...\n")
         try:

@@ -18,7 +18,7 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "OMP_NUM_THREADS": "1",  # with two, beside other work, each step takes ten times as long
     "MKL_NUM_THREADS": "1",
-    "PYTHONPATH": str(Path(__file__).with_name("shim")),
+    "PYTHONPATH": f"{Path(__file__).with_name('shim')}{os.pathsep}{Path(__file__).parents[1] / 'shims'}",
 }
 FLAGS = (
     *("--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"),

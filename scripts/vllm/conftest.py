@@ -20,14 +20,17 @@ FLAGS = ("--dtype", "float32", "--max-num-seqs", "16", "--enforce-eager", "--ena
 
 
 class RealVLLM(RealEngine):
-    """A vLLM of `model`, with more `flags`."""
+    """A vLLM of `model`, with more `flags`. `packages` are folders of more Python packages, as in PYTHONPATH."""
 
-    def __init__(self, model: Path, *, scale_out: bool, log: Path, flags: Sequence[str] = ()) -> None:
+    def __init__(
+        self, model: Path, *, scale_out: bool, log: Path, flags: Sequence[str] = (), packages: str | None = None
+    ) -> None:
         self.scale_out = scale_out
         command = [os.environ["VLLM_JOB_PYTHON"], "-m", "vllm.entrypoints.openai.api_server"]
         command += ["--model", str(model), "--served-model-name", "smollm2", "--max-model-len", str(MAX_MODEL_LEN)]
         command += [*FLAGS, *(["--enable-scale-out"] if scale_out else []), *flags]
-        super().__init__(model, command=command, environment=ENVIRONMENT, probe="/health", log=log)
+        environment = ENVIRONMENT if packages is None else {**ENVIRONMENT, "PYTHONPATH": packages}
+        super().__init__(model, command=command, environment=environment, probe="/health", log=log)
 
 
 @pytest.fixture(scope="module", params=["generate", "completions"])

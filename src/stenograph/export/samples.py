@@ -244,7 +244,7 @@ def make_samples(
         if required is not None:
             check_kind([part for part in line.parts if part.node.id in owned and part.num_sampled], required)
         samples.append(_sample(line, owned, decode, replay_shape, compat, {**theirs, **ours}, outcome))
-    reason = EmptyReason.LEFT_OUT if len(left_out) == len(kept) else EmptyReason.ALL_TRUNCATED
+    reason: EmptyReason | None = EmptyReason.LEFT_OUT if len(left_out) == len(kept) else EmptyReason.ALL_TRUNCATED
     reason = None if samples else EmptyReason.INFRA_FAILED if failed else reason
     return SampleSet(
         samples=tuple(samples),
