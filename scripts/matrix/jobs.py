@@ -29,20 +29,22 @@ from stenograph.cli.session_calls import OpenSession
 from stenograph.client.samples import DecodedSample
 from stenograph.client.session import RolloutSession
 
-NUM_TASKS = {"claude-code": 4, "codex": 8, "gemini-cli": 4, "opencode": 4, "mini-swe-agent": 4, "openai-sdk": 24}
+NUM_TASKS = {"claude-code": 4, "codex": 16, "gemini-cli": 4, "opencode": 4, "mini-swe-agent": 4, "openai-sdk": 64}
 """Tasks of each kind, by harness: a run of Node costs seconds of computing, one of the SDK none."""
 
 NOWHERE = "http://127.0.0.1:9"
-_sums: Any = importlib.import_module("reasoning_gym").create_dataset("chain_sum", size=24, seed=7, max_terms=3)
+_sums: Any = importlib.import_module("reasoning_gym").create_dataset(
+    "chain_sum", size=max(NUM_TASKS.values()), seed=7, max_terms=3
+)
 _shell = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
 _tools: Any = [{"type": "function", "function": {"name": "shell", "description": "Run it.", "parameters": _shell}}]
 
 
 def tasks() -> list[dict[str, object]]:
-    """Each kind of job for each harness."""
+    """Each kind of job for each harness, the cheap harnesses first."""
     return [
         {"id": f"{harness}-{kind}-{number}", "harness": harness, "kind": kind, "number": number}
-        for number in range(max(NUM_TASKS.values()))
+        for number in reversed(range(max(NUM_TASKS.values())))
         for kind in COMMANDS
         for harness in SHELLS
         if number < NUM_TASKS[harness]
