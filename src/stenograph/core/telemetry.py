@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from stenograph.core.kinds import StrandKind
-from stenograph.core.outcome import NO_VERDICT, TokenFate
+from stenograph.core.outcome import RolloutVerdict, TokenFate
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.stages import Stage
 
@@ -84,11 +84,11 @@ class SessionEnd(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionReport:
-    """One session, when it is gone: the verdict of its outcome, `NO_VERDICT` if nobody has said one, and its sampled
+    """One session, when it is gone: the verdict of its outcome, None if nobody has said one, and its sampled
     tokens."""
 
     end: SessionEnd
-    verdict: str = NO_VERDICT
+    verdict: RolloutVerdict | None = None
     num_tokens: Mapping[TokenFate, int] = field(default_factory=dict[TokenFate, int])
 
 

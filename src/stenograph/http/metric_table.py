@@ -314,7 +314,7 @@ METRICS: tuple[Metric, ...] = (
         COUNTER,
         "Sessions that ended, by the verdict of their outcome; none: they ended without one.",
         SessionReport,
-        "verdict",
+        lambda session: session.verdict or NO_VERDICT,
         label=("verdict", [*RolloutVerdict, NO_VERDICT]),
     ),
     row(

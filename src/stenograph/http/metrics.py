@@ -110,30 +110,37 @@ class _Histogram:
 
 
 class _Counted:
-    """The counters and histograms read from each report of one type, all fields at once: a turn's report comes on the
-    hot path, and has something to count in few of them."""
+    """The counters and histograms read from each report of one type.
 
-    __slots__ = ("_read", "_targets")
+    They are sorted out once: a turn's report comes on the hot path.
+    """
+
+    __slots__ = ("_sums", "_tallies", "_times")
 
     def __init__(
         self, of: type, counts: Mapping[Metric, dict[str, float]], histograms: Mapping[Metric, _Histogram]
     ) -> None:
-        metrics = [metric for metric in METRICS if metric.of is of]
-        self._read = attrgetter(*(cast("str", metric.read) for metric in metrics))
-        self._targets = [counts[one] if one in counts else histograms[one] for one in metrics]
+        read = [(metric, _reader(metric)) for metric in METRICS if metric.of is of]
+        self._sums = [
+            (cast("Callable[[object], float]", reader), counts[one])
+            for one, reader in read
+            if one in counts and one.label is None
+        ]
+        self._tallies = [(reader, counts[one]) for one, reader in read if one in counts and one.label is not None]
+        self._times = [(reader, histograms[one]) for one, reader in read if one in histograms]
 
     def add(self, report: object) -> None:
-        for target, found in zip(self._targets, self._read(report), strict=True):
-            if isinstance(found, float) and isinstance(target, _Histogram):
-                target.observe(found)
-            elif not found:
-                continue
-            elif isinstance(target, _Histogram):
-                target.observe_all(found)
-            elif isinstance(found, int):
-                target[""] += found
-            else:
-                _tally(target, found)
+        for number, counts in self._sums:
+            counts[""] += number(report)
+        for reader, counts in self._tallies:
+            if found := reader(report):
+                _tally(counts, found)
+        for reader, histogram in self._times:
+            durations_s = reader(report)
+            if isinstance(durations_s, float):
+                histogram.observe(durations_s)
+            elif durations_s:
+                histogram.observe_all(cast("Sequence[float]", durations_s))
 
 
 def _tally(counts: dict[str, float], found: Reading) -> None:

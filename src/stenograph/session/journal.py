@@ -128,6 +128,6 @@ def log_session_end(session: Session, end: SessionEnd | str, *, age_s: float, fa
 
 def session_report(session: Session, end: SessionEnd) -> SessionReport:
     """The report of the end of a session, for the metrics."""
-    verdict = NO_VERDICT if session.outcome is None else session.outcome.verdict
+    verdict = None if session.outcome is None else session.outcome.verdict
     fates = entry("stenograph.session.fates:num_by_fate")(session, is_gone=True)
     return SessionReport(end=end, verdict=verdict, num_tokens=fates)
