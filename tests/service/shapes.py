@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-ALIKE = ("weight_versions", "permission")
+ALIKE = ("weight_versions", "permission", "prompt_token_ids")
 """Lists of any length, of things that are alike."""
 
 

@@ -18,10 +18,12 @@ from .shapes import differences, parsed, shape
 
 FOLDER = Path(__file__).parent / "recordings" / "vllm"
 RECORDED: dict[str, dict[str, Any]] = {
-    f"{route}: {one['name']}": one
-    for route in ("generate", "completions")
-    for one in json.loads((FOLDER / f"dialect-{route}.json").read_text(encoding="utf-8"))
+    f"{name}: {one['name']}": one
+    for name, file in (("generate", "dialect-generate"), ("completions", "dialect-completions"), ("images", "images"))
+    for one in json.loads((FOLDER / f"{file}.json").read_text(encoding="utf-8"))
 }
+IMAGE_PAD = 151655
+"""Of the model with images: a Qwen2.5-VL of two layers."""
 NOT_PLAYED = {
     "aborted": "another request ends them: tests/service/test_vllm_engine.py",
     "refused: too long": "recorded without its 4097 ids",
@@ -59,7 +61,8 @@ def script_of(recording: dict[str, Any]) -> ReplyScript:
 @pytest.mark.parametrize("name", [name for name in RECORDED if not any(one in name for one in NOT_PLAYED)])
 async def test_the_stand_in_answers_as_the_real_one_did(name: str) -> None:
     recording = RECORDED[name]
-    async with VLLMServer(scale_out=name.startswith("generate"), dev_mode=True, models=["smollm2"]) as server:
+    scale_out = not name.startswith("completions")
+    async with VLLMServer(scale_out=scale_out, dev_mode=True, models=["smollm2"], image_token=IMAGE_PAD) as server:
         if recording["path"] in (GENERATE_PATH, COMPLETIONS_PATH) and recording["request_id"] is not None:
             server.plan(script_of(recording))
         method = "GET" if " GET " in name else "POST"

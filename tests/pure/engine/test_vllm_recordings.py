@@ -12,14 +12,25 @@ from typing import Any
 import pytest
 
 from stenograph.core.errors import ContextLengthExceeded, UpstreamInvalid, UpstreamRefused
+from stenograph.core.media import new_expansions
 from stenograph.core.sse import EventReader
-from stenograph.core.types import Chunk, Finish, FinishReason, SampledTurn, WeightSpan
+from stenograph.core.types import (
+    Chunk,
+    Finish,
+    FinishReason,
+    Prompt,
+    PromptMedia,
+    SampledTurn,
+    WeightSpan,
+    token_ids,
+)
 from stenograph.engine.validate import TurnCollector
 from stenograph.engine.vllm.reply import Expected, VLLMReader
 from stenograph.engine.vllm.request import VLLMRoute
 from stenograph.engine.vllm.scores import decode_scores
 from stenograph.engine.vllm.wire import decode_models
 from stenograph.offload.in_pieces import in_pieces
+from tests.store_laws import medium
 
 FOLDER = Path(__file__).parents[2] / "service" / "recordings" / "vllm"
 VOCAB, EOS = 49152, 2
@@ -31,15 +42,19 @@ def recordings(name: str) -> dict[str, dict[str, Any]]:
 
 
 BY_HAND = recordings("engine-0.32")
+IMAGES = recordings("images")
 DIALECT = {route: recordings(f"dialect-{route.name.lower()}") for route in VLLMRoute}
 
 
-def chunks_of(recording: dict[str, Any], request_id: str, num_top: int = 0) -> list[Chunk]:
+def chunks_of(
+    recording: dict[str, Any], request_id: str, num_top: int = 0, *, vocab_size: int = VOCAB, has_media: bool = False
+) -> list[Chunk]:
     """A recorded reply as the chunks that are read from it."""
     expected = Expected(
         request_id=request_id,
         route=VLLMRoute(recording["path"]),
-        vocab_size=VOCAB,
+        vocab_size=vocab_size,
+        has_media=has_media,
         num_prompt=recording["num_prompt"] or 0,
         num_top_logprobs=num_top,
         eos_ids=frozenset({EOS}),
@@ -279,3 +294,17 @@ def test_a_refusal_is_one_with_its_own_status_also_in_a_stream(route: VLLMRoute,
         chunks_of(recording, recording["request_id"])
     assert caught.value.engine_status == 400
     assert json.loads(caught.value.body)["error"]["code"] == 400
+
+
+@pytest.mark.parametrize("name", [name for name in IMAGES if name.split()[1].startswith("image")])
+def test_the_images_of_a_prompt_are_where_vllm_put_them(name: str) -> None:
+    """Two pictures of four tokens, by its own image processor."""
+    recording = IMAGES[name]
+    logical: list[int] = json.loads(recording["request"])["token_ids"]
+    chunks = chunks_of(recording, recording["request_id"], vocab_size=151936, has_media=True)
+    (effective,) = [chunk.effective for chunk in chunks if chunk.effective is not None]
+    places = [at for at, id_ in enumerate(logical) if id_ == 151655]
+    media = tuple(PromptMedia(position=at, item=medium(b"picture"), recorded=None) for at in places)
+    found = new_expansions(Prompt(new_ids=token_ids(logical), media=media), effective)
+    assert [list(one.ids) for one in found] == [[151655] * 4 for _ in places]
+    assert sum(len(chunk.ids) for chunk in chunks) == 4
