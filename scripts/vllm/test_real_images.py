@@ -47,14 +47,20 @@ class Picture:
 
 @dataclass(slots=True)
 class SentTurn:
-    """A turn as its client has it: the pictures of its messages, in order, and of the answer the text, the logical ids
-    of prompt and reply, and the usage."""
+    """A turn as its client has it: text and usage of the answer, logical ids of prompt and reply; its messages, and the
+    pictures in them."""
 
     text: str
     prompt_ids: list[int]
     ids: list[int]
     usage: dict[str, Any]
+    messages: Sequence[Any] = ()
     pictures: Sequence[Picture] = ()
+
+    @property
+    def line(self) -> list[Any]:
+        """Its messages, and the reply."""
+        return [*self.messages, {"role": "assistant", "content": self.text}]
 
 
 @dataclass(slots=True)
@@ -128,7 +134,8 @@ def _play(url: str, pictures: Sequence[Picture], chosen: random.Random) -> Playe
             base = before[-1] if fate > 0.4 else chosen.choice(before)
             last = [*base, _message(base, pictures, chosen)]
         turn = _asked(session["base_url"], last, chosen)
-        before.append([*last, {"role": "assistant", "content": turn.text}])
+        turn.messages = last
+        before.append(turn.line)
         by_url = {one.url: one for one in pictures}
         turn.pictures = [by_url[part["image_url"]["url"]] for part in _images_of(last)]
         played.turns.append(turn)
@@ -196,18 +203,16 @@ def _check_samples(one: Played) -> None:
 
 
 def _num_kept(turns: Sequence[SentTurn]) -> int:
-    """The sampled tokens of all lines but those that end with a turn superseded by a later sibling."""
-    lines = [[*turn.prompt_ids, *turn.ids] for turn in turns]
-    shown = [[picture.name for picture in turn.pictures] for turn in turns]
+    """The sampled tokens of all lines but those that end with a turn superseded by a later sibling.
+
+    A turn comes after the deepest one, of equals the latest, whose messages and reply its own messages begin with.
+    """
     parents: list[int] = []
     for number, turn in enumerate(turns):
-        before = [
-            at
-            for at in range(number)
-            if turn.prompt_ids[: len(lines[at])] == lines[at] and shown[number][: len(shown[at])] == shown[at]
-        ]
-        parents.append(max(before, key=lambda at: (len(lines[at]), at), default=-1))
-    places = [(parent, () if parent >= 0 else (*turns[at].prompt_ids, *shown[at])) for at, parent in enumerate(parents)]
+        before = [at for at in range(number) if turn.messages[: len(turns[at].line)] == turns[at].line]
+        parents.append(max(before, key=lambda at: (len(turns[at].line), at), default=-1))
+    openings = [(*turn.prompt_ids, *(picture.name for picture in turn.pictures)) for turn in turns]
+    places = [(parent, () if parent >= 0 else openings[at]) for at, parent in enumerate(parents)]
     latest = {place: at for at, place in enumerate(places)}
     kept = set[int]()
     for at, place in enumerate(places):
