@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ def test_turns_with_images_are_exact(part: int, server: str, model: Path, pictur
     """Forks and retries, whole and streamed, with a grammar and without; the sessions of a part side by side."""
     seeds = range(part * SESSIONS_A_PART, (part + 1) * SESSIONS_A_PART)
     with ThreadPoolExecutor(SESSIONS_A_PART) as several:
-        sessions = list(several.map(lambda seed: _play(server, pictures, random.Random(seed)), seeds))
+        sessions = list(several.map(partial(_play, server, pictures), map(random.Random, seeds)))
     for one in sessions:
         _check_turns(one)
         _check_samples(one)

@@ -8,7 +8,7 @@ right.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
@@ -133,7 +133,7 @@ def plain_tokenizer_json(document: TokenizerDocument) -> str:
     return msgspec.json.encode({**document.root, **cut, "model": model}).decode()
 
 
-def spelled_out(cuts: object) -> object:
+def spelled_out(cuts: Any) -> object:
     """A pre-tokenizer with the words of each `ByteLevel` as a `Split`, an equal one: fastokens cuts a text by it in
     half the time (2 KB, all of the encoding: 107 → 42 µs)."""
     match cuts:
