@@ -23,8 +23,10 @@ from stenograph.session.kept_media import keep_media
 from stenograph.text.renderer import Renderer
 from tests.store_laws import medium
 
-from .conftest import Live, running, user
+from .conftest import Live, assistant, running, user
 from .console_kit import BAD, PROSE, branches, good, group_of, hostile, make_large, two_turns
+from .images_kit import PAD, seeing_renderer
+from .test_images import rig_of, samples, sees
 
 pytestmark = [pytest.mark.console, pytest.mark.timeout(180)]
 
@@ -272,6 +274,26 @@ async def test_a_message_s_picture_is_shown_beside_its_text(live: Live, browser:
     assert await picture.evaluate("one => one.decode().then(() => one.naturalWidth)") == 1
     assert item.ref.sha256 in str(await picture.get_attribute("alt"))
     assert seen.errors == []
+
+
+async def test_a_picture_stands_at_its_tokens(browser: Any) -> None:
+    seeing = seeing_renderer()
+    async with rig_of(seeing, vocab_size=seeing.tokenizer.vocab_size) as rig:
+        rig.says("seen", "again")
+        session, pixel = await rig.session(), {"url": f"data:image/png;base64,{PIXEL}"}
+        shown = sees({"type": "image_url", "image_url": pixel})
+        for chat in ([shown], [shown, assistant("seen"), user("and?")]):
+            assert (await rig.chat(session, *chat)).status == 200
+        (row,) = (await samples(rig, session))[0]["media"]
+        at = rig.vllm.requests[-1].json["token_ids"].index(seeing.tokenizer.added_tokens[PAD])
+        seen = await opened(browser, f"{rig.url}/console#/session/{session}")
+        picture = await seen.page.wait_for_selector(f".tokens [data-at='{at}'] img")
+        await picture.wait_for_element_state("stable")
+        assert await picture.evaluate("one => one.naturalWidth") == 1
+        token = seen.page.locator(f".tokens [data-at='{at}']")
+        assert (await token.inner_text()).strip().endswith(f"×{row['length']}")
+        assert await seen.page.locator(".tokens .t img").count() == 1
+        assert seen.errors == []
 
 
 async def test_hostile_text_stays_text(live: Live, browser: Any) -> None:

@@ -18,6 +18,7 @@ from stenograph.core.json_pieces import joined, json_pieces
 from stenograph.core.json_types import Count, Hex32
 from stenograph.core.kinds import HistoryKind
 from stenograph.core.logprobs import known_logprobs
+from stenograph.core.media import ranges
 from stenograph.core.messages import Message
 from stenograph.core.types import FinishReason, LogprobsKind, SamplingParams
 from stenograph.export.lines import StrandRow, WireSpan, spans_json, strand_row
@@ -71,6 +72,17 @@ class TurnColumns(TypedDict):
     statuses: Sequence[TurnStatus]
 
 
+class LineImage(TypedDict):
+    """An image at its placeholder, token `at` of the line down to `node`; in samples it is tokens `[start, start +
+    length)`."""
+
+    node: Count
+    at: Count
+    sha256: str
+    start: Count
+    length: Count
+
+
 class ConsoleSession(TypedDict):
     """A session's shape. `main` is the last turn of its own line, null while it has none. `versions` are those of the
     weights, as the flags of tokens count them from 1. `vocabulary` is null if another model's ids are in it."""
@@ -91,6 +103,7 @@ class ConsoleSession(TypedDict):
     lines: Sequence[ShownLine]
     strands: Sequence[StrandRow]
     turns: TurnColumns
+    images: Sequence[LineImage]
     versions: Sequence[str]
     vocabulary: VocabularyRef | None
 
@@ -227,6 +240,7 @@ def console_session(
         "lines": lines,
         "strands": [strand_row(strand) for strand in facts.strands],
         "turns": _columns(nodes, {id_: strand.number for id_, strand in by_node.items()}, look),
+        "images": [image for node in nodes if node.turn.media for image in _images(node)],
         "versions": list(look.versions),
         "vocabulary": vocabulary,
     }
@@ -261,6 +275,17 @@ def _columns(nodes: Sequence[Node], strand_of: Mapping[int, int], look: TokenLoo
         "num_tokens": [node.num_tokens for node in nodes],
         "statuses": statuses,
     }
+
+
+def _images(node: Node) -> Iterator[LineImage]:
+    for one, placed in list(zip(node.media, ranges(node.media), strict=True))[-len(node.turn.media) :]:
+        yield {
+            "node": node.id,
+            "at": one.position,
+            "sha256": one.ref.sha256,
+            "start": placed.start,
+            "length": placed.length,
+        }
 
 
 def turn_page(

@@ -115,7 +115,7 @@ function Panes({ id, shape, leaf, line, store, drift, node, token, colour, onPic
     askVocabulary(shape.vocabulary).then((vocabulary) => {
       if (gone) return;
       panes.current.talk.open(store);
-      panes.current.tokens.open(id, leaf, line, vocabulary, shape.versions);
+      panes.current.tokens.open(id, leaf, line, vocabulary, shape.versions, shape.images);
       setOpened(store);
     }, (error) => gone || setTrouble(error.message));
     return () => { gone = true; };

@@ -1,6 +1,6 @@
 // A line's tokens: blocks of them in a scroller, coloured by what is asked, one of them current.
 
-import { TOKENS_AT_ONCE, TokenLine } from "./data.js";
+import { TOKENS_AT_ONCE, TokenLine, askImage } from "./data.js";
 import { hex, number, percent, tokenTexts, turnsAround, visible } from "./text.js";
 import { VirtualRows } from "./rows.js";
 
@@ -87,7 +87,9 @@ export class TokenPane {
     for (const one of COLOURS) this.scroller.classList.toggle(`by-${one}`, one === colour);
   }
 
-  open(id, leaf, line, vocabulary, versions) {
+  open(id, leaf, line, vocabulary, versions, images) {
+    this.id = id;
+    this.images = images.filter((one) => line.some((turn) => turn.node === one.node));
     this.tokens = new TokenLine(id, leaf);
     this.vocabulary = vocabulary;
     this.versions = versions;
@@ -182,9 +184,21 @@ export class TokenPane {
       token.className = names;
       token.dataset.at = at;
       token.textContent = texts[index] === "" ? "∅" : texts[index];
+      for (const image of this.images) if (image.at === at) this.picture(token, image);
       made.append(token);
     }
     place.replaceChildren(made);
+  }
+
+  picture(token, { sha256, length }) {
+    token.textContent += `×${length}`;
+    askImage(this.id, sha256).then((blob) => {
+      if (blob === null || this.closed) return;
+      const shown = new Image();
+      shown.onload = () => { URL.revokeObjectURL(shown.src); this.rows.soon(); };
+      shown.src = URL.createObjectURL(blob);
+      token.prepend(shown);
+    }, () => undefined);
   }
 
   factsOf(at) {
