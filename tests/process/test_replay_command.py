@@ -1,7 +1,10 @@
 """`stenograph serve --engine replay` as a process: without weights, from the folder of a server before it."""
 
+import json
 import subprocess
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +16,13 @@ def ask(url: str, session: str, text: str) -> bytes:
     return bytes(str(post(f"{url}/sessions/{session}/v1/chat/completions", body)), "utf-8")
 
 
+def streamed(url: str, session: str, body: dict[str, Any]) -> bytes:
+    at = f"{url}/sessions/{session}/v1/chat/completions"
+    asked = urllib.request.Request(at, json.dumps(body).encode(), {"content-type": "application/json"})
+    with urllib.request.urlopen(asked) as response:
+        return bytes(response.read())
+
+
 def test_a_recorded_session_is_answered_without_an_engine(tiny: Path, tmp_path: Path) -> None:
     with running("--model", str(tiny), "--data-dir", str(tmp_path)) as (url, process):
         session = post(f"{url}/sessions")["session_id"]
@@ -22,6 +32,26 @@ def test_a_recorded_session_is_answered_without_an_engine(tiny: Path, tmp_path: 
         assert ask(url, session, "hello") == before
         with pytest.raises(OSError, match="400"):
             ask(url, session, "good bye")
+        assert stop(process) == 0
+
+
+def test_a_reply_at_its_pace_has_no_signs_of_life_between(tiny: Path, tmp_path: Path) -> None:
+    bodies = [
+        {"messages": [{"role": "user", "content": text}], "max_tokens": 20, "stream": True, "temperature": 0}
+        for text in "abcdefgh"
+    ]
+    with running("--model", str(tiny), "--data-dir", str(tmp_path)) as (url, process):
+        session = post(f"{url}/sessions")["session_id"]
+        for body in bodies:
+            assert b"data: [DONE]" in streamed(url, session, body)
+        assert stop(process) == 0
+    with running("--model", str(tiny), "--data-dir", str(tmp_path), "--engine", "replay", "--play", "recorded") as (
+        url,
+        process,
+    ):
+        for body in bodies:
+            lines = streamed(url, session, body).splitlines()
+            assert [line for line in lines if line and not line.startswith(b"data: ")] == []
         assert stop(process) == 0
 
 

@@ -2,21 +2,27 @@
 and without; and where a request parts from the record.
 """
 
+import asyncio
+import gc
+import hashlib
 import json
 import os
 import random
+import sqlite3
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
 
+from standins.clock import ManualClock
 from standins.scripted_engine import ScriptedEngine
 from stenograph.core.settings import Switch
 from stenograph.engine.base import Engine
 from stenograph.parts import ReplayPace
+from stenograph.replay.manager import ReplayStorage
 from stenograph.replay.part import NoEngine, ReplayProcesses
 from stenograph.store.files import open_files
 from stenograph.store.folder import DataFolder
@@ -25,6 +31,9 @@ from stenograph.text.renderer import Renderer
 from stenograph.trajectory.commits import ModelMark
 
 from .conftest import Answer, Live, running, user
+from .test_images import image, part, rig_of, seeing, sees
+
+__all__ = ["seeing"]  # a fixture
 
 MARK = ModelMark(name="tiny", digest=b"tiny")
 
@@ -237,10 +246,118 @@ async def test_parts_that_are_ignored_may_differ(renderer: Renderer, tmp_path: P
         session = await live.open()
         live.says("hello")
         first = await live.chat(session, user("run 12 at 10:05"))
-    ignores = (r"\d+:\d+", "run [0-9]+")
+    ignores = (r"(?P<hour>\d+):\d+", "(?i)(?P<hour>RUN) [0-9]+")  # each with its own flags and names
     async with server(renderer, tmp_path, engine=no_engine(renderer), play_ignores=ignores) as live:
         assert (await live.chat(session, user("run 7 at 9:59"))).body == first.body
         assert (await live.chat(session, user("run 7 at noon"))).status == 400
+
+
+async def test_requests_at_once_wake_one_session(renderer: Renderer, tmp_path: Path) -> None:
+    async with server(renderer, tmp_path) as live:
+        session = await live.open()
+        for name in NAMES:
+            live.says(f"an answer to {name}")
+        before = [await live.chat(session, user(name)) for name in NAMES]
+    async with server(renderer, tmp_path, engine=no_engine(renderer)) as live:
+        after = await asyncio.gather(*(live.chat(session, user(name)) for name in reversed(NAMES)))
+        assert [one.body for one in reversed(after)] == [one.body for one in before]
+        assert len(live.manager.sessions.get(session).nodes) == len(NAMES)
+        scripts = cast("ReplayStorage", live.manager.sessions.storage).scripts
+        await live.call("DELETE", f"/sessions/{session}")
+        gc.collect()
+        assert len(scripts) == 0
+
+
+async def test_a_session_in_use_outlives_its_idle_limit(renderer: Renderer, tmp_path: Path) -> None:
+    async with server(renderer, tmp_path) as live:
+        session = await live.open(ttl_s=60)
+        for name in NAMES[:3]:
+            live.says(f"an answer to {name}")
+            await live.chat(session, user(name))
+    clock = ManualClock()
+    async with server(renderer, tmp_path, engine=no_engine(renderer), clock=clock) as live:
+        for num, name in enumerate(NAMES[:3]):
+            assert (await live.chat(session, user(name))).status == 200
+            clock.advance(40)
+            assert len(live.manager.sessions.get(session).nodes) == num + 1
+
+
+async def test_a_retry_gets_the_reply_of_its_first_try(renderer: Renderer, tmp_path: Path) -> None:
+    async with server(renderer, tmp_path) as live:
+        session = await live.open()
+        for name in NAMES[:3]:
+            live.says(f"an answer to {name}")
+        first, second, third = [(await live.chat(session, user("hi"))).body for _ in range(3)]
+    path, body = f"/sessions/{session}{CHAT}", {"messages": [user("hi")]}
+    async with server(renderer, tmp_path, engine=no_engine(renderer)) as live:
+        for headers, reply in (
+            ({"idempotency_key": "k"}, first),
+            ({"idempotency_key": "k"}, first),
+            ({}, second),
+            ({"x_stainless_retry_count": "1"}, second),
+            ({"idempotency_key": "other"}, third),
+            ({"idempotency_key": "k"}, first),
+        ):
+            assert (await live.call("POST", path, body, **headers)).body == reply
+        other = await live.call("POST", path, {"messages": [user("ho")]}, idempotency_key="k")
+        assert (other.status, other.json()["error"]["code"]) == (422, "idempotency_mismatch")
+
+
+async def test_a_turn_with_other_tools_is_told_so_before_later_turns_were_lived(
+    renderer: Renderer, tmp_path: Path
+) -> None:
+    async with server(renderer, tmp_path) as live:
+        session = await live.open()
+        live.says("hello")
+        reply = (await live.chat(session, user("hi"))).json()["choices"][0]["message"]
+        live.says("again")
+        await live.chat(session, user("hi"), reply, user("more"))
+    async with server(renderer, tmp_path, engine=no_engine(renderer)) as live:
+        await live.chat(session, user("hi"))
+        answer = await live.chat(session, user("hi"), tools=[TOOL])
+        assert "turn 0, tool 0, character 0: recorded 'no tool'" in answer.json()["error"]["message"]
+        answer = await live.chat(session, user("hi"), reply)
+        assert "turn 1, the request ends before message 2: recorded is" in answer.json()["error"]["message"]
+
+
+async def test_a_damaged_session_is_told_and_deleted_as_ever(renderer: Renderer, tmp_path: Path) -> None:
+    async with server(renderer, tmp_path) as live:
+        session = await live.open()
+        live.says("hello")
+        await live.chat(session, user("hi"))
+    with closing(DataFolder(tmp_path, address="")) as held, closing(sqlite3.connect(held.file())) as rows, rows:
+        rows.execute("UPDATE rows SET body = x'00' WHERE seq = 1")
+    async with server(renderer, tmp_path, engine=no_engine(renderer)) as live:
+        answer = await live.chat(session, user("hi"))
+        assert (answer.status, answer.json()["error"]["code"]) == (500, "session_damaged")
+        assert "stenograph_store_sessions_damaged_total 1.0" in (await live.call("GET", "/metrics")).body.decode()
+        assert (await live.call("DELETE", f"/sessions/{session}")).status == 204
+
+
+async def test_media_of_a_recorded_session_are_there(seeing: Renderer, tmp_path: Path) -> None:
+    held = DataFolder(tmp_path, address="")
+    store = await open_files(held, [0], durability=Durability.COMMIT, on_failed=print)
+    asks: list[dict[str, Any]] = [
+        {"input": [sees({"type": "input_image", "image_url": part(1)["image_url"]["url"]})], "store": True}
+    ]
+    try:
+        async with rig_of(seeing, store=store, settings={"data_dir": tmp_path}) as rig:
+            session = await rig.session()
+            rig.says("seen")
+            first = await rig.call("POST", f"/sessions/{session}{RESPONSES}", asks[0])
+            assert first.status == 200, first.body
+            asks.append({"input": "and now?", "previous_response_id": first.json()["id"]})
+            rig.says("seen again")
+            second = await rig.call("POST", f"/sessions/{session}{RESPONSES}", asks[1])
+            assert second.status == 200, second.body
+    finally:
+        await store.aclose()
+        held.close()
+    async with server(seeing, tmp_path, engine=no_engine(seeing)) as live:
+        for ask, answer in zip(asks, (first, second), strict=True):
+            assert (await live.call("POST", f"/sessions/{session}{RESPONSES}", ask)).body == answer.body
+        digest = hashlib.sha256(image(1)).hexdigest()
+        assert (await live.call("GET", f"/sessions/{session}/media/{digest}")).body == image(1)
 
 
 NUM_SESSIONS = int(os.environ.get("REPLAYED_SESSIONS", "20"))

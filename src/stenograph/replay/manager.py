@@ -2,16 +2,20 @@
 
 import logging
 import re
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ChatRequest, TurnRequest
-from stenograph.core.errors import HistoryMismatch, SessionNotFound
+from stenograph.core.errors import HistoryMismatch, SessionDamaged, SessionNotFound
 from stenograph.core.types import SessionId
 from stenograph.replay.script import Recorded, RecordedSession
 from stenograph.replay.watch import PacedWatch
 from stenograph.session.admission import Admission, Caller
+from stenograph.session.kept import StoredReply
 from stenograph.session.manager import NOBODY, SessionManager
 from stenograph.session.session import Session
 from stenograph.session.storage import SessionStorage, restored_session
@@ -26,12 +30,12 @@ class ReplayStorage(SessionStorage):
     """A store opened for reading. A woken session begins anew, and goes on in memory alone; once it has left memory,
     also by its deletion, it can begin once more."""
 
-    def __init__(self, store: SessionStore, *, ignored: re.Pattern[str], **options: Any) -> None:
+    def __init__(self, store: SessionStore, *, ignored: Sequence[re.Pattern[str]], **options: Any) -> None:
         """Parts of messages that are `ignored` are alike. The other options are a storage's."""
         super().__init__(store, **options)
         self._ignored = ignored
-        self.scripts: dict[SessionId, RecordedSession] = {}
-        """Those of the woken sessions."""
+        self.scripts: WeakKeyDictionary[Session, RecordedSession] = WeakKeyDictionary()
+        """Those of the woken sessions: each has its own, also of two woken at once under one id."""
 
     async def create(self, session: Session) -> None:
         """A new session is in memory alone."""
@@ -41,9 +45,13 @@ class ReplayStorage(SessionStorage):
         if stored is None:
             raise SessionNotFound(session_id)
         num_bytes = sum(len(row.body) for row in stored.rows)
-        session, script = await self._pool.run(lambda: self._begun(stored, takes=takes), num_bytes=num_bytes)
+        try:
+            session, script = await self._pool.run(lambda: self._begun(stored, takes=takes), num_bytes=num_bytes)
+        except SessionDamaged:
+            self.num_damaged += 1
+            raise
         if script is not None:
-            self.scripts[session.id] = script
+            self.scripts[session] = script
         self.num_read += 1
         return session
 
@@ -72,7 +80,9 @@ class ReplayStorage(SessionStorage):
         """Nothing is deleted."""
 
     async def remove(self, session_id: str) -> Session | None:
-        return await self.read(session_id, takes=False)
+        with suppress(SessionDamaged):
+            return await self.read(session_id, takes=False)
+        return None
 
     async def expired(self) -> "tuple[SessionId, ...]":
         return ()
@@ -90,14 +100,15 @@ class ReplayManager(SessionManager):
     def begin(self, admission: Admission, decoded: tuple[TurnRequest, bytes], caller: Caller = NOBODY) -> Watch:
         session, storage = admission.session, self.sessions.storage
         assert isinstance(storage, ReplayStorage), "the store of a replay"
-        script = None if session is None else storage.scripts.get(session.id)
+        script = None if session is None else storage.scripts.get(session)
         if session is None or script is None:
             return super().begin(admission, decoded, caller)
         request = self.as_sent(decoded[0], session, self._services.kind_rules.agent_id(caller.headers))
         found = script.find(request, admission.identity)
         if found is not None:
             log.debug("session %s: turn %d from the record", session.id, found.node.id)
-            return self._given(session, script, found, decoded[0])
+            reply = script.live_to(found, session.strands, admission.identity)
+            return self._given(session, reply, found, decoded[0])
         if not script.has_parted:
             where = script.difference(request)
             log.warning("session %s differs from its record: %s", session.id, where)
@@ -107,12 +118,14 @@ class ReplayManager(SessionManager):
                 raise HistoryMismatch(f"This session was recorded otherwise: {where}.", blame=blame)
         if script.refusal is not None:
             raise script.refusal
+        watch = super().begin(admission, decoded, caller)
         script.has_parted = True
-        return super().begin(admission, decoded, caller)
+        return watch
 
-    def _given(self, session: Session, script: RecordedSession, found: Recorded, request: TurnRequest) -> Watch:
-        """A client of a recorded reply; the session is lived on to it."""
-        reply, turn = script.live_to(found, session.strands), found.node.turn
+    def _given(self, session: Session, reply: StoredReply, found: Recorded, request: TurnRequest) -> Watch:
+        """A client of a recorded reply."""
+        turn = found.node.turn
+        session.chatted(self._clock.monotonic())
         self.sessions.chatted(session)
         capabilities = self._services.engine.capabilities
         watch = reply.watch(request, replace(capabilities, model=turn.policy or capabilities.model))

@@ -84,9 +84,7 @@ class ReplayProcesses(Processes):
             raise StartupError(f"--data-dir: there are no sessions to live again in {str(folder)!r}")
         own = settings_of(ReplaySettings, settings)
         has_engine = settings.engine is not EngineKind.REPLAY
-        self.storage_type = partial(
-            ReplayStorage, ignored=re.compile("|".join(f"(?:{one})" for one in (*VOLATILE, *own.play_ignores)))
-        )
+        self.storage_type = partial(ReplayStorage, ignored=tuple(map(re.compile, (*VOLATILE, *own.play_ignores))))
         self.manager_type = partial(
             ReplayManager,
             is_paced=own.play is ReplayPace.RECORDED,

@@ -14,7 +14,7 @@ from stenograph.core.chat import Asked, ChatRequest, TurnRequest
 from stenograph.core.errors import StenographError
 from stenograph.core.messages import Message
 from stenograph.session.kept import StoredReply
-from stenograph.session.retries import RequestIdentity, is_like
+from stenograph.session.retries import RequestIdentity, is_like, is_repeated, print_of
 from stenograph.session.watch import Delivery
 from stenograph.store.restored import RestoredTurns
 from stenograph.trajectory.commits import RequestMark, SessionCommit
@@ -32,19 +32,21 @@ SHOWN_BEFORE = 20
 
 
 VOLATILE = (
-    r"(?<=Chunk ID: )[0-9a-f]+",  # Codex, of each command
-    r"(?<=Wall time: )[0-9.]+(?= seconds)",
-    r"(?<=Process Group PGID: )[0-9]+",  # Gemini CLI
+    r"Chunk ID: [0-9a-f]+",  # Codex, of each command
+    r"Wall time: [0-9.]+ seconds",
+    r"Process Group PGID: [0-9]+",  # Gemini CLI
 )
-"""Parts of messages made anew each time by an agent: any two are alike."""
+"""Parts of messages made anew each time by an agent: any two are alike. Each begins with a text, by which a megabyte is
+searched in a millisecond."""
 
 
 class Recorded(Struct, eq=False):
-    """One recorded reply, and how often it was given."""
+    """One recorded reply, how often it was given, and the request it was given to last."""
 
     commit: SessionCommit
     placed: Sequence[tuple[Strand, Node]]
     num_given: int = 0
+    given_to: RequestMark | None = None
 
     @property
     def node(self) -> Node:
@@ -66,7 +68,7 @@ class RecordedSession:
     """The replies of one session, in the order of their commits, and how far it has been lived."""
 
     def __init__(
-        self, restored: RestoredTurns, ignored: re.Pattern[str], *, refusal: StenographError | None = None
+        self, restored: RestoredTurns, ignored: Sequence[re.Pattern[str]], *, refusal: StenographError | None = None
     ) -> None:
         """Parts of messages that are `ignored` are alike. `refusal` is the reason why the session takes no other turns
         than its own."""
@@ -83,8 +85,13 @@ class RecordedSession:
         return f"<RecordedSession {self._num_lived} of {len(self._replies)} replies lived>"
 
     def find(self, request: TurnRequest, identity: RequestIdentity | None) -> Recorded | None:
-        """The recorded reply to a request: of those to the same bytes, else of those to the same conversation, the
-        first one not given yet, else the last. None: it was never asked."""
+        """The recorded reply to a request: for a retry that of its first try, else of those to the same bytes, else of
+        those to the same conversation, the first one not given yet, else the last. None: it was never asked. Raises
+        IdempotencyMismatch."""
+        if identity is not None and (identity.is_retry or identity.key is not None):
+            for one in reversed(self._replies):
+                if one.given_to is not None and is_repeated(one.given_to, identity):
+                    return one
         same: list[Recorded] = []
         if identity is not None:
             same = [one for one in self._replies if one.commit.request and is_like(one.commit.request, identity)]
@@ -100,9 +107,9 @@ class RecordedSession:
             ]
         return next((one for one in same if not one.num_given), same[-1] if same else None)
 
-    def live_to(self, reply: Recorded, strands: Strands) -> StoredReply:
-        """Give a reply: live the session on to it, in the order of the record. Raises ValueError where the session has
-        gone on elsewhere."""
+    def live_to(self, reply: Recorded, strands: Strands, identity: RequestIdentity | None = None) -> StoredReply:
+        """Give a reply to a request: live the session on to it, in the order of the record. Raises ValueError where the
+        session has gone on elsewhere."""
         last = self._replies.index(reply)
         while self._num_lived <= last and not self.has_parted:
             one = self._replies[self._num_lived]
@@ -112,6 +119,7 @@ class RecordedSession:
                 self._lived[node.id] = node
             self._num_lived += 1
         reply.num_given += 1
+        reply.given_to = None if identity is None else _mark_of(identity)
         first, commit = reply.node.turn, reply.commit
         return StoredReply(
             request_id=first.request_id,
@@ -130,7 +138,10 @@ class RecordedSession:
         chats = [one for one in self._replies if one.is_chat]
         if not chats:
             return "no chat is recorded in this session"
-        best = max(chats, key=lambda one: (min(alike[one.node.id], one.num_asked), not one.num_given))
+        num = len(given)
+        best = max(
+            chats, key=lambda one: (min(alike[one.node.id], one.num_asked), one.num_asked == num, not one.num_given)
+        )
         stored, at = line_messages(best.node)[:-1], min(alike[best.node.id], best.num_asked)
         if at < len(stored) or at < len(given):
             return f"turn {best.node.id}, {_other_message(stored, given, request.place_of(at), at)}"
@@ -153,13 +164,25 @@ class RecordedSession:
         """Whether a message is the recorded one, ignored parts aside."""
         return is_same(self._matcher, stored, given) or (
             stored.content != given.content
-            and self._ignored.sub("", stored.content or "") == self._ignored.sub("", given.content or "")
+            and self._without_ignored(stored) == self._without_ignored(given)
             and is_same(self._matcher, stored, replace(given, content=stored.content))
         )
+
+    def _without_ignored(self, message: Message) -> str:
+        """A message's text without its ignored parts."""
+        text = message.content or ""
+        for pattern in self._ignored:
+            text = pattern.sub("", text)
+        return text
 
 
 def _ignore() -> None:
     return
+
+
+def _mark_of(request: RequestIdentity) -> RequestMark:
+    body = request.body
+    return RequestMark(route=request.route, body_print=print_of(body), num_body_bytes=len(body), key=request.key)
 
 
 def _context_of(request: ChatRequest) -> PromptContext:

@@ -18,6 +18,9 @@ from stenograph.session.turn import TurnOutcome
 STEP_S = 0.02
 """The least time from one piece to the next: 50 a second look like a stream."""
 
+EARLY_S = 0.001
+"""A loop's timer may be early by so much."""
+
 
 class PacedWatch(KeptWatch):
     """One client's view of a recorded reply, piece by piece. A `Watch`."""
@@ -48,7 +51,7 @@ class PacedWatch(KeptWatch):
         if self._has_left:
             return None
         late_s = self._loop.time() - self._first - self._num_taken * step_s
-        num = 0 if late_s < 0 else num_left if not step_s else min(num_left, 1 + int(late_s / step_s))
+        num = 0 if late_s < -EARLY_S else num_left if not step_s else min(num_left, 1 + int(max(0.0, late_s) / step_s))
         self._num_taken += num
         return self._left[self._num_taken - num : self._num_taken]
 

@@ -49,10 +49,10 @@ async def keep_media(session: Session, storage: SessionStorage | None, items: Se
 
 async def find_media(session: Session, storage: SessionStorage | None, sha256: str) -> MediaItem | None:
     """A medium of a session; None if it has none with this hash. Raises StorageUnavailable."""
-    if storage is not None and session.tail is not None:
-        return await storage.store.media.get(session.id, sha256)
     held = session.media.get(sha256)
-    return held.item if isinstance(held, HeldMedium) else None
+    if isinstance(held, HeldMedium):
+        return held.item
+    return None if storage is None else await storage.store.media.get(session.id, sha256)
 
 
 async def with_earlier_media(

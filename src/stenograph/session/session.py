@@ -167,6 +167,10 @@ class Session:
         self._drift_seen.add(leaf_id)
         return is_first
 
+    def chatted(self, now: float) -> None:
+        """A chat has ended that ran no turn: the time without one begins anew."""
+        self._last_chat = now
+
     @property
     def last_chat(self) -> float:
         """When its last request ended, in monotonic seconds; before the first one, when it was opened."""
