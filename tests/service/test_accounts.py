@@ -148,6 +148,20 @@ async def stored(folder: Path, renderer: Renderer, **settings: Any) -> AsyncIter
             yield Live(url=url, engine=engine, renderer=renderer, manager=manager, client=client)
 
 
+async def test_the_accounts_of_sessions_outside_of_memory_are_as_they_are_now(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with stored(tmp_path, renderer) as live:
+        session, num_tokens = await rollout(live, "one", group="g")
+        live.manager.sessions.evict(100, 0)
+        assert (await accounts(live))["whole"]["tokens"] == {**FATES, "open": num_tokens}
+        assert (await live.call("POST", f"/sessions/{session}/samples", {"format": "json"})).status == 200
+        assert session not in live.manager.sessions
+        assert (await accounts(live))["whole"]["tokens"] == {**FATES, "trained": num_tokens}
+        rows = (await live.call("GET", "/accounts/why?group=g")).json()["rows"]
+        assert [(row["node"], row["fate"]) for row in rows] == [(0, "trained")]
+
+
 async def num_sampled(live: Live) -> int:
     """Tokens that the engine sampled for this server, by its metric."""
     text = (await live.call("GET", "/metrics")).body.decode()

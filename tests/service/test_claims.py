@@ -1,6 +1,7 @@
 """A session's samples are trained once: claims are leases, receipts are durable, and nobody's tokens are let go of."""
 
 import asyncio
+import sqlite3
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, closing
 from pathlib import Path
@@ -14,6 +15,7 @@ from standins.scripted_engine import ScriptedEngine
 from stenograph.cli.main import main
 from stenograph.client.claims import SampleReceipt
 from stenograph.client.sync import SyncClient
+from stenograph.offload.pool import CpuPool
 from stenograph.store.folder import DataFolder
 from stenograph.store.sqlite import SqliteStore
 from stenograph.text.renderer import Renderer
@@ -119,12 +121,12 @@ async def test_a_session_too_many_versions_behind_is_abandoned_at_the_update(ser
 
 
 @asynccontextmanager
-async def stored(folder: Path, renderer: Renderer, clock: ManualClock) -> Any:
+async def stored(folder: Path, renderer: Renderer, clock: ManualClock, pool: CpuPool | None = None) -> Any:
     engine = ScriptedEngine(vocab_size=renderer.tokenizer.vocab_size, max_context_tokens=4096)
     with closing(DataFolder(folder, address="")) as held:
         async with (
             aclosing(await SqliteStore.open(held)) as store,
-            running(engine, renderer, store=store, clock=clock) as (url, manager),
+            running(engine, renderer, store=store, clock=clock, pool=pool) as (url, manager),
             aiohttp.ClientSession() as client,
         ):
             yield Live(url=url, engine=engine, renderer=renderer, manager=manager, client=client)
@@ -148,6 +150,64 @@ async def test_claims_receipts_and_abandonments_survive_a_restart(tmp_path: Path
         assert (await live.call("DELETE", f"/sessions/{one}")).status == 204
         rows = (await accounts(live, "?by=step"))["rows"]
         assert {row["key"]: row["tokens"]["trained"] for row in rows} == {5: num_one + num_two, None: 0}
+
+
+class HeldPool(CpuPool):
+    """A pool that lets one work wait: the next one after `is_next_held`."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.is_next_held = False
+        self.asked, self.goes_on = asyncio.Event(), asyncio.Event()
+
+    async def run(self, work: Callable[[], Any], *, num_bytes: int) -> Any:
+        if self.is_next_held:
+            self.is_next_held = False
+            self.asked.set()
+            await self.goes_on.wait()
+        return await super().run(work, num_bytes=num_bytes)
+
+
+@pytest.mark.parametrize("is_deleted", [True, False])
+async def test_a_receipt_harms_no_session_that_left_memory_meanwhile(
+    tmp_path: Path, renderer: Renderer, is_deleted: bool
+) -> None:
+    pool = HeldPool()
+    async with stored(tmp_path, renderer, ManualClock(), pool=pool) as live:
+        one, num_tokens = await ended(live, "one")
+        mine = await claim(live)
+        pool.is_next_held = True
+        told = asyncio.ensure_future(receipt(live, mine["claim"], one))
+        await pool.asked.wait()
+        if is_deleted:
+            assert (await live.call("DELETE", f"/sessions/{one}")).status == 204
+        else:
+            live.manager.sessions.evict(100, 0)
+            assert (await live.call("PUT", f"/sessions/{one}/outcome", {"reward": 2.0})).status == 200
+        pool.goes_on.set()
+        assert (await told)["lost"] == ([one] if is_deleted else [])
+        assert live.manager.sessions.storage is not None
+        assert live.manager.sessions.storage.store.failure is None
+    with closing(sqlite3.connect(tmp_path / "00.sqlite3")) as raw:
+        orphans = raw.execute("SELECT count(*) FROM rows WHERE session NOT IN (SELECT number FROM sessions)")
+        assert orphans.fetchone() == (0,)
+    async with stored(tmp_path, renderer, ManualClock()) as live:
+        tokens = (await accounts(live))["whole"]["tokens"]
+        assert tokens["discarded" if is_deleted else "trained"] == num_tokens
+
+
+async def test_a_damaged_session_keeps_no_other_from_a_trainer(tmp_path: Path, renderer: Renderer) -> None:
+    async with stored(tmp_path, renderer, ManualClock()) as live:
+        damaged, _ = await ended(live, "one")
+        whole, num_tokens = await ended(live, "two")
+    with closing(sqlite3.connect(tmp_path / "00.sqlite3", isolation_level=None)) as raw:
+        raw.execute("UPDATE rows SET digest = zeroblob(length(digest)) WHERE session = 1 AND seq = 1")
+    async with stored(tmp_path, renderer, ManualClock()) as live:
+        mine = await claim(live)
+        assert mine["sessions"] == [whole]
+        told = await receipt(live, mine["claim"], damaged, whole)
+        assert (told["trained"], told["lost"]) == ([whole], [damaged])
+        assert (await accounts(live))["whole"]["tokens"]["trained"] == num_tokens
 
 
 @pytest.mark.parametrize(

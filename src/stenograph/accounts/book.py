@@ -2,17 +2,17 @@
 
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
-from stenograph.core.errors import SessionNotFound
+from stenograph.core.errors import SessionDamaged, SessionNotFound
 from stenograph.core.outcome import TokenFate
 from stenograph.session.fates import ENDED, FateRow, SumKey, fate_rows, step_of
 from stenograph.session.manager import SessionManager
 from stenograph.session.selection import SessionFilter, selected
 from stenograph.session.session import Session
+from stenograph.store.restored import ListedSession
 
 MAX_REMEMBERED = 100_000
 """Remembered accounts of sessions outside of memory: about 300 bytes each."""
@@ -31,34 +31,41 @@ class SessionFates:
 
 
 class AccountBook:
-    """Reads accounts. A session outside of memory is read again once it has another row."""
+    """Reads accounts. A session outside of memory is read again once it has another row, or samples were given out."""
 
     def __init__(self, manager: SessionManager) -> None:
         self._manager = manager
-        self._remembered: dict[str, tuple[int, SessionFates]] = {}
+        self._remembered: dict[str, tuple[object, SessionFates]] = {}
 
     def __repr__(self) -> str:
         return f"<AccountBook of {self._manager!r}>"
 
-    async def live(self, group: str | None = None) -> AsyncIterator[SessionFates]:
-        """Those of all sessions there are, or of a group. Raises as `selected`."""
+    async def live(self, group: str | None = None, *, by_turn: bool = False) -> AsyncIterator[SessionFates]:
+        """Those of all sessions there are, or of a group, but for damaged ones. Not `by_turn`: those outside of memory
+        have one row for a fate and cause. Raises as `selected`."""
         async for one in selected(self._manager, SessionFilter(group=group)):
             if isinstance(one, Session):
                 yield fates_of(one)
-                continue
-            known = self._remembered.get(one.id)
-            if known is None or known[0] != one.last_seq:
-                with suppress(SessionNotFound):  # it has gone meanwhile: its sums are there
-                    known = one.last_seq, fates_of(await self._manager.sessions.peek(one.id))
-            if known is not None:
-                self._remember(one.id, known)
-                yield known[1]
+            elif (kept := await self._kept(one, by_turn=by_turn)) is not None:
+                yield kept
 
-    def _remember(self, session_id: str, known: tuple[int, SessionFates]) -> None:
-        self._remembered.pop(session_id, None)
-        self._remembered[session_id] = known
+    async def _kept(self, one: ListedSession, *, by_turn: bool) -> SessionFates | None:
+        """Those of a session outside of memory; None if it has gone meanwhile, or is damaged."""
+        sessions = self._manager.sessions
+        mark = one.last_seq, None if sessions.storage is None else sessions.storage.mark_of(one.id)
+        known = self._remembered.pop(one.id, None)
+        if by_turn or known is None or known[0] != mark:
+            try:
+                found = fates_of(await sessions.peek(one.id))
+            except (SessionNotFound, SessionDamaged):
+                return None
+            if by_turn:
+                return found
+            known = mark, _by_cause(found)
+        self._remembered[one.id] = known
         if len(self._remembered) > MAX_REMEMBERED:
             del self._remembered[next(iter(self._remembered))]
+        return known[1]
 
     async def ended(self, group: str | None = None) -> tuple[int, list[SessionFates]]:
         """The number of ended sessions, and their sums; those of a group alone, if it is given."""
@@ -87,6 +94,15 @@ def fates_of(session: Session) -> SessionFates:
         step=step_of(session),
         rows=tuple(fate_rows(session)),
     )
+
+
+def _by_cause(one: SessionFates) -> SessionFates:
+    """The same without turns: as small for a long session as for a short one."""
+    sums = Counter[tuple[TokenFate, str]]()
+    for row in one.rows:
+        sums[row.fate, row.cause] += row.num_tokens
+    rows = tuple(FateRow(fate=fate, cause=cause, num_tokens=num) for (fate, cause), num in sums.items())
+    return replace(one, rows=rows)
 
 
 def num_tokens(rows: Sequence[FateRow]) -> Counter[TokenFate]:

@@ -25,6 +25,7 @@ from stenograph.accounts.requests import (
 from stenograph.core.errors import (
     ModelMismatch,
     SamplesInconsistent,
+    SessionDamaged,
     SessionNotFound,
     StorageUnavailable,
     WorkerUnavailable,
@@ -48,7 +49,7 @@ NOT_TRAINED = (RolloutVerdict.INFRA_FAILED, RolloutVerdict.ABORTED)
 """Verdicts of rollouts ended by something else."""
 
 
-class Claimed(TypedDict):
+class ClaimedSessions(TypedDict):
     """Sessions claimed for a step, `until` a time in seconds of the epoch."""
 
     claim: str
@@ -87,7 +88,7 @@ class ClaimRoutes:
         f"POST {CLAIM_PATH}",
         "claimSamples",
         "Claim sessions for a step of the trainer",
-        Claimed,
+        ClaimedSessions,
         body=ClaimBody,
         errors=(WorkerUnavailable, *STORED),
     )
@@ -103,7 +104,7 @@ class ClaimRoutes:
                     found.append(session_id)
                 if len(found) == wire.n:
                     break
-        body: Claimed = {"claim": claim.id, "step": claim.step, "until": until, "sessions": found}
+        body: ClaimedSessions = {"claim": claim.id, "step": claim.step, "until": until, "sessions": found}
         return json_response(body)
 
     @route(
@@ -132,7 +133,8 @@ class ClaimRoutes:
                 num_tokens += num
             elif not is_trained and await self._left_out(session_id, wire.claim):
                 left_out.append(session_id)
-        lost = [one for one in every if one not in trained and one not in left_out]
+        taken = {*trained, *left_out}
+        lost = [one for one in every if one not in taken]
         body: Received = {"trained": trained, "tokens": num_tokens, "left_out": left_out, "lost": lost}
         return json_response(body)
 
@@ -214,7 +216,8 @@ class ClaimRoutes:
             return None
         wishes = self.sessions.wishes(SamplesRequest(max_seq_len=claim.max_seq_len))
         made, _, _ = await self.sessions.made_samples(session, wishes)
-        if _own_claim(session, claim_id) is None:  # while they were made
+        session = await self._found(session_id)  # it may have left memory meanwhile, and be another by now
+        if session is None or _own_claim(session, claim_id) is None:
             return None
         await self._enter(session, Receipt(claim.id, claim.step, dict(made.num_trained)))
         self.over.add(session_id)
@@ -240,9 +243,10 @@ class ClaimRoutes:
         return True
 
     async def _found(self, session_id: str) -> Session | None:
+        """A live session; None also for a damaged one, which keeps nobody from the others."""
         try:
             return await self.sessions.manager.sessions.wake(session_id)
-        except SessionNotFound:
+        except (SessionNotFound, SessionDamaged):
             return None
 
     async def _enter(self, session: Session, entry: Entry) -> None:

@@ -129,7 +129,7 @@ class AccountRoutes:
         if group is None:
             raise InvalidRequest("Say which group: give group in the query.", param="/group")
         rows: list[WhyRow] = []
-        async for one in self.book.live(group):
+        async for one in self.book.live(group, by_turn=True):
             rows += _why(one)
         for one in (await self.book.ended(group))[1]:
             rows += _why(one)

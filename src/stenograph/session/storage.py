@@ -147,6 +147,11 @@ class SessionStorage:
         for node_id, num_tokens in num_by_node.items():
             known[node_id] = max(num_tokens, known.get(node_id, 0))
 
+    def mark_of(self, session_id: str) -> tuple[int, int]:
+        """Another one after each note of `note_trained` with news."""
+        known = self._trained.get(session_id, {})
+        return len(known), sum(known.values())
+
     async def delete(self, session_id: str, session: Session | None) -> bool:
         """Delete a session; whether there was one. Whoever is reading it finds it gone. What is left of it is its sums,
         none of a damaged one. Raises StorageUnavailable."""
