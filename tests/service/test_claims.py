@@ -15,7 +15,9 @@ from standins.scripted_engine import ScriptedEngine
 from stenograph.cli.main import main
 from stenograph.client.claims import SampleReceipt
 from stenograph.client.sync import SyncClient
+from stenograph.dialects.sessions import MAX_LISTED
 from stenograph.offload.pool import CpuPool
+from stenograph.session.session import Session
 from stenograph.store.folder import DataFolder
 from stenograph.store.sqlite import SqliteStore
 from stenograph.text.renderer import Renderer
@@ -208,6 +210,38 @@ async def test_a_damaged_session_keeps_no_other_from_a_trainer(tmp_path: Path, r
         told = await receipt(live, mine["claim"], damaged, whole)
         assert (told["trained"], told["lost"]) == ([whole], [damaged])
         assert (await accounts(live))["whole"]["tokens"]["trained"] == num_tokens
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "fields"),
+    [
+        ("/samples/claim", "sessions", {"step": 1, "n": 1}),
+        ("/samples/receipt", "trained", {"claim": "c"}),
+        ("/abandon", "sessions", {}),
+    ],
+)
+async def test_as_many_ids_as_a_request_may_have_leave_the_loop_to_others(
+    live: Live, monkeypatch: pytest.MonkeyPatch, path: str, field: str, fields: dict[str, Any]
+) -> None:
+    sessions, looked_at, num_turns = live.manager.sessions, set[int](), 0
+    wake = sessions.wake
+
+    async def seen(session_id: str) -> Session:
+        looked_at.add(num_turns)
+        return await wake(session_id)
+
+    async def count() -> None:
+        nonlocal num_turns
+        while True:
+            await asyncio.sleep(0)
+            num_turns += 1
+
+    monkeypatch.setattr(sessions, "wake", seen)
+    counting = asyncio.ensure_future(count())
+    answer = await live.call("POST", path, {field: [f"{num:032x}" for num in range(MAX_LISTED)], **fields})
+    counting.cancel()
+    assert answer.status == 200
+    assert len(looked_at) >= MAX_LISTED / 100
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,9 @@ Each is decided by the session's own process, in memory in one step, and then ma
 dead trainer gives its sessions back by time.
 """
 
+import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TypedDict
@@ -47,6 +48,10 @@ from stenograph.trajectory.account import Abandoned, Account, Claim, Entry, Rece
 CLAIM_PATH, RECEIPT_PATH, ABANDON_PATH = "/samples/claim", "/samples/receipt", "/abandon"
 NOT_TRAINED = (RolloutVerdict.INFRA_FAILED, RolloutVerdict.ABORTED)
 """Verdicts of rollouts ended by something else."""
+
+
+_AT_ONCE = 100
+"""Sessions of a request looked for in one event-loop iteration."""
 
 
 class ClaimedSessions(TypedDict):
@@ -120,7 +125,8 @@ class ClaimRoutes:
         wire = await decoded(request, decode_receipt, self.sessions.pool, self.sessions.max_body_bytes)
         parts, trained, left_out, num_tokens = self.parts.asked_by(request.scope), list[str](), list[str](), 0
         every = dict.fromkeys(wire.trained, True) | dict.fromkeys(wire.left_out, False)
-        for session_id, is_trained in every.items():
+        async for session_id in _in_turn(every):
+            is_trained = every[session_id]
             one = msgspec.structs.replace(wire, trained=[], left_out=[])
             (one.trained if is_trained else one.left_out).append(session_id)
             answer = await _passed_on(parts, session_id, RECEIPT_PATH, one)
@@ -156,7 +162,7 @@ class ClaimRoutes:
             is_decided = wire.first is None or num_ended >= wire.first
             still_open = SessionFilter(group=wire.group, state=SessionState.OPEN)
             ids = [one async for one in parts.ids(still_open)] if is_decided else []
-        for session_id in dict.fromkeys(ids):
+        async for session_id in _in_turn(dict.fromkeys(ids)):
             answer = await _passed_on(
                 parts, session_id, ABANDON_PATH, AbandonBody(sessions=[session_id], cause=wire.cause)
             )
@@ -169,9 +175,10 @@ class ClaimRoutes:
 
     async def _ids(self, wire: ClaimBody, parts: SessionParts) -> AsyncGenerator[str, None]:
         """The sessions to try, oldest first."""
-        for session_id in dict.fromkeys(wire.sessions or ()):
-            yield session_id
-        if wire.sessions is None:
+        if wire.sessions is not None:
+            async for session_id in _in_turn(dict.fromkeys(wire.sessions)):
+                yield session_id
+        else:
             async with aclosing(parts.ids(SessionFilter(group=wire.group, state=SessionState.ENDED))) as ids:
                 async for session_id in ids:
                     yield session_id
@@ -259,6 +266,14 @@ class ClaimRoutes:
         except StorageUnavailable:
             account.claim, account.receipt, account.abandoned = before
             raise
+
+
+async def _in_turn(ids: Iterable[str]) -> AsyncGenerator[str, None]:
+    """The same, with others served in between."""
+    for num, session_id in enumerate(ids, start=1):
+        yield session_id
+        if num % _AT_ONCE == 0:
+            await asyncio.sleep(0)
 
 
 def _own_claim(session: Session, claim_id: str) -> Claim | None:
