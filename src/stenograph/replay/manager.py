@@ -125,7 +125,7 @@ class ReplayManager(SessionManager):
     def _given(self, session: Session, reply: StoredReply, found: Recorded, request: TurnRequest) -> Watch:
         """A client of a recorded reply."""
         turn = found.node.turn
-        session.chatted(self._clock.monotonic())
+        session.last_chat = self._clock.monotonic()
         self.sessions.chatted(session)
         capabilities = self._services.engine.capabilities
         watch = reply.watch(request, replace(capabilities, model=turn.policy or capabilities.model))

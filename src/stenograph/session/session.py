@@ -76,7 +76,8 @@ class Session:
         """Called when it leaves memory: whoever read it before then has an older state than the store."""
         self._running: dict[RequestId, RequestTask] = {}
         self._kept: dict[RequestId, _Kept] = {}
-        self._last_chat = now
+        self.last_chat = now
+        """When its last request ended, in monotonic seconds; before the first one, when it was opened."""
         self.num_started = 0
         """Requests begun on it."""
         self._drift_seen: set[int] = set()
@@ -142,7 +143,7 @@ class Session:
     def is_expired(self, now: float) -> bool:
         """Whether it has been without a chat for longer than it may. A session being deleted ends by its deletion."""
         ttl_s = self.options.ttl_s
-        return ttl_s is not None and not self.is_busy and not self.is_closing and now - self._last_chat >= ttl_s
+        return ttl_s is not None and not self.is_busy and not self.is_closing and now - self.last_chat >= ttl_s
 
     def refuse_new(self) -> None:
         """Begin to be deleted: every turn is refused from now on. Running ones keep their leases until they end, and
@@ -166,15 +167,6 @@ class Session:
         is_first = leaf_id not in self._drift_seen
         self._drift_seen.add(leaf_id)
         return is_first
-
-    def chatted(self, now: float) -> None:
-        """A chat has ended that ran no turn: the time without one begins anew."""
-        self._last_chat = now
-
-    @property
-    def last_chat(self) -> float:
-        """When its last request ended, in monotonic seconds; before the first one, when it was opened."""
-        return self._last_chat
 
     @property
     def is_idle(self) -> bool:
@@ -216,7 +208,7 @@ class Session:
     def ended(self, request: RequestTask, *, now: float, committed: bool) -> None:
         """A turn is over. A committed one is kept, and drops those of its strand already committed when it began."""
         del self._running[request.request_id]
-        self._last_chat = now
+        self.last_chat = now
         if not committed:
             return
         run, reply = request.run, None
