@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
@@ -358,6 +359,53 @@ async def test_media_of_a_recorded_session_are_there(seeing: Renderer, tmp_path:
             assert (await live.call("POST", f"/sessions/{session}{RESPONSES}", ask)).body == answer.body
         digest = hashlib.sha256(image(1)).hexdigest()
         assert (await live.call("GET", f"/sessions/{session}/media/{digest}")).body == image(1)
+
+
+async def test_a_response_is_named_also_where_it_was_not_lived(renderer: Renderer, tmp_path: Path) -> None:
+    async with server(renderer, tmp_path) as live:
+        session = await live.open()
+        path, asks, replies = f"/sessions/{session}{RESPONSES}", [], []
+        ask: dict[str, Any] = {"input": "one"}
+        for text in ("two", "three", "four"):
+            live.says(f"before {text}")
+            asks.append(ask)
+            replies.append((await live.call("POST", path, ask)).body)
+            ask = {"input": text, "previous_response_id": json.loads(replies[-1])["id"]}
+    async with server(renderer, tmp_path, play=ReplayPace.AT_ONCE) as live:
+        assert (await live.call("POST", path, asks[2])).body == replies[2], "the first request of this server"
+        await live.call("DELETE", f"/sessions/{session}")
+        live.says("another")
+        assert (await live.call("POST", path, {"input": "beside"})).status == 200
+        assert [(await live.call("POST", path, ask)).body for ask in asks] == replies, "after the engine answered one"
+        live.says("fine")
+        assert (await live.call("POST", path, ask)).status == 200
+
+
+class CountedPattern:
+    """A pattern of nothing, with the texts that were searched."""
+
+    def __init__(self) -> None:
+        self.searched: list[str] = []
+
+    def sub(self, _: str, text: str) -> str:
+        self.searched.append(text)
+        return text
+
+
+async def test_a_long_text_is_searched_once_however_many_turns_it_is_held_against(
+    renderer: Renderer, tmp_path: Path
+) -> None:
+    async with server(renderer, tmp_path) as live:
+        session = await live.open()
+        for name in NAMES:
+            live.says(f"an answer to {name}")
+            await live.chat(session, user(name))
+    async with server(renderer, tmp_path, engine=no_engine(renderer)) as live:
+        await live.call("GET", f"/sessions/{session}")
+        pattern = CountedPattern()
+        cast("ReplayStorage", live.manager.sessions.storage)._ignored = (cast("re.Pattern[str]", pattern),)
+        assert (await live.chat(session, user("long"))).status == 400
+        assert (pattern.searched.count("long"), set(pattern.searched)) == (1, {"long", *NAMES})
 
 
 NUM_SESSIONS = int(os.environ.get("REPLAYED_SESSIONS", "20"))

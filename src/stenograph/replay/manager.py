@@ -69,7 +69,9 @@ class ReplayStorage(SessionStorage):
         session.tail = None
         if not takes:
             return session, None
-        script = RecordedSession(restored_turns(stored, self._matchers.get), self._ignored, refusal=session.refusal)
+        restored = restored_turns(stored, self._matchers.get)
+        session.strands.recall(restored.nodes.values())
+        script = RecordedSession(restored, self._ignored, refusal=session.refusal)
         session.refusal = None
         return session, script
 

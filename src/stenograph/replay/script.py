@@ -4,6 +4,7 @@ from all of them. Pure.
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache, partial
 from itertools import takewhile, zip_longest
 
 import msgspec
@@ -39,6 +40,9 @@ VOLATILE = (
 """Parts of messages made anew each time by an agent: any two are alike. Each begins with a text, by which a megabyte is
 searched in a millisecond."""
 
+NUM_TEXTS = 4
+"""Texts kept without their ignored parts: one of a request is held against those of many turns."""
+
 
 class Recorded(Struct, eq=False):
     """One recorded reply, how often it was given, and the request it was given to last."""
@@ -72,7 +76,7 @@ class RecordedSession:
     ) -> None:
         """Parts of messages that are `ignored` are alike. `refusal` is the reason why the session takes no other turns
         than its own."""
-        self._ignored = ignored
+        self._without_ignored = lru_cache(NUM_TEXTS)(partial(_without, ignored))
         self._matcher = load_matcher(restored.opened.options.matcher)
         self.refusal = refusal
         self._replies = [Recorded(commit, placed) for commit, placed in restored.commits]
@@ -164,20 +168,19 @@ class RecordedSession:
         """Whether a message is the recorded one, ignored parts aside."""
         return is_same(self._matcher, stored, given) or (
             stored.content != given.content
-            and self._without_ignored(stored) == self._without_ignored(given)
+            and self._without_ignored(stored.content or "") == self._without_ignored(given.content or "")
             and is_same(self._matcher, stored, replace(given, content=stored.content))
         )
-
-    def _without_ignored(self, message: Message) -> str:
-        """A message's text without its ignored parts."""
-        text = message.content or ""
-        for pattern in self._ignored:
-            text = pattern.sub("", text)
-        return text
 
 
 def _ignore() -> None:
     return
+
+
+def _without(patterns: Sequence[re.Pattern[str]], text: str) -> str:
+    for pattern in patterns:
+        text = pattern.sub("", text)
+    return text
 
 
 def _mark_of(request: RequestIdentity) -> RequestMark:

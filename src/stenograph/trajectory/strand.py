@@ -7,7 +7,7 @@ for the agent id in its opening.
 
 import itertools
 from array import array
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from msgspec import Struct, field
 
@@ -149,6 +149,10 @@ class Strands:
                 if end < len(body) and body[end] in _BETWEEN_ELEMENTS:  # more than that is for the decoder to see
                     found.append(one)
         return found
+
+    def recall(self, nodes: Iterable[Node]) -> None:
+        """Let requests name these turns, held elsewhere, by their ids."""
+        self._by_request.update((node.turn.request_id, node) for node in nodes)
 
     def turn_of(self, request_id: str) -> Node | None:
         """The turn of a chat; None if there is no such turn."""
