@@ -358,11 +358,13 @@ async def test_a_full_disk_is_503_for_the_turn_its_session_is_as_it_was_and_goes
             assert int(answer.headers["retry-after"]) >= 1
         assert await shown(live, session) == before
         assert (await live.call("GET", "/ready")).status == 200
+        assert (await live.call("GET", "/sessions")).status == 200  # read behind all that was to be written
         Failing.made.code = None
         live.says("two")
         assert (await live.chat(session, *messages, user("more"))).status == 200
         metrics = (await live.call("GET", "/metrics")).body.decode()
-        assert 'stenograph_store_failures_total{reason="full"} 1.0' in metrics
+        # The turn, and the account's entry of its lost tokens.
+        assert 'stenograph_store_failures_total{reason="full"} 2.0' in metrics
         assert 'stenograph_turn_failures_total{code="storage_unavailable"} 1.0' in metrics
         after = await shown(live, session)
     async with kept() as live:
