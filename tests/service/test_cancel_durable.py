@@ -19,7 +19,7 @@ from stenograph.session.steps import TurnServices
 from stenograph.session.storage import SessionStorage, restored_session
 from stenograph.session.turn import TurnOutcome
 from stenograph.store.base import Done, Tail
-from stenograph.store.codec.rows import Totals
+from stenograph.store.codec.rows import COMMIT, Totals
 from stenograph.text.renderer import Renderer
 from stenograph.trajectory.commits import ModelMark, SessionOptions
 from stenograph.trajectory.matching import MATCHERS
@@ -51,29 +51,29 @@ class SlowStore(MemoryStore):
         super().__init__()
         self.num_passes = num_passes
         self.is_held = False
-        self._waiting: list[tuple[Tail, bytes, Totals, float, Done]] = []
+        self._waiting: list[tuple[Tail, bytes, Totals, float, Done, int]] = []
 
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    def append(self, tail: Tail, payload: bytes, *, adds: Totals, at: float, done: Done) -> None:
+    def append(self, tail: Tail, payload: bytes, *, adds: Totals, at: float, done: Done, kind: int = COMMIT) -> None:
         if self.is_held:
-            self._waiting.append((tail, payload, adds, at, done))
+            self._waiting.append((tail, payload, adds, at, done, kind))
         else:
-            self._later(self.num_passes, tail, payload, adds, at, done)
+            self._later(self.num_passes, tail, payload, adds, at, done, kind)
 
     def let_go(self) -> None:
         self.is_held = False
-        for tail, payload, adds, at, done in self._waiting:
-            super().append(tail, payload, adds=adds, at=at, done=done)
+        for tail, payload, adds, at, done, kind in self._waiting:
+            super().append(tail, payload, adds=adds, at=at, done=done, kind=kind)
         self._waiting.clear()
 
-    def _later(self, num: int, tail: Tail, payload: bytes, adds: Totals, at: float, done: Done) -> None:
+    def _later(self, num: int, tail: Tail, payload: bytes, adds: Totals, at: float, done: Done, kind: int) -> None:
         if num == 0:
-            super().append(tail, payload, adds=adds, at=at, done=done)
+            super().append(tail, payload, adds=adds, at=at, done=done, kind=kind)
         else:
-            asyncio.get_running_loop().call_soon(self._later, num - 1, tail, payload, adds, at, done)
+            asyncio.get_running_loop().call_soon(self._later, num - 1, tail, payload, adds, at, done, kind)
 
 
 @dataclass

@@ -138,6 +138,9 @@ async def test_the_room_of_deleted_sessions_is_used_again(folder: DataFolder) ->
 
 # --- a schema that is older -------------------------------------------------------------------------------------------
 
+NEWEST = len(MIGRATIONS)
+"""The schema of today."""
+
 LATER = (*MIGRATIONS, ("ALTER TABLE sessions ADD COLUMN note TEXT", "UPDATE sessions SET note = 'from ' || id"))
 
 
@@ -180,27 +183,29 @@ async def test_an_older_file_is_brought_up_to_date_whole_or_not_at_all(folder: D
             database = Database(path, durability=Durability.COMMIT, connect=lambda _, c=connection: c, migrations=LATER)
         except StartupError:
             num_failed += 1
-            assert schema_of(path)[0] in (1, 2)
-            if schema_of(path)[0] == 1:
+            assert schema_of(path)[0] in (NEWEST, NEWEST + 1)
+            if schema_of(path)[0] == NEWEST:
                 assert schema_of(path) == before
                 continue
         else:
             database.close()
         break
-    assert num_failed > len(list(chain.from_iterable(LATER[1:])))
+    assert num_failed > len(list(chain.from_iterable(LATER[NEWEST:])))
     version, sessions = schema_of(path)
-    assert version == 2
+    assert version == NEWEST + 1
     assert sessions == [(*row, f"from {row[1]}") for row in before[1]]
     with closing(Database(path, durability=Durability.COMMIT, migrations=LATER)) as newer:
         stored = queries.read(newer, SessionId(session_id(1)))
         assert stored is not None
         assert len(stored.rows) == 2
-    with pytest.raises(StartupError, match="schema 2, and this server knows 1"):
+    with pytest.raises(StartupError, match=f"schema {NEWEST + 1}, and this server knows {NEWEST}"):
         await SqliteStore.open(folder)
 
 
 async def test_a_file_of_another_schema_is_not_looked_at(folder: DataFolder) -> None:
     async with aclosing(await SqliteStore.open(folder)):
         pass
-    with pytest.raises(StartupError, match="schema 1, and this command knows 2: start a server on the folder"):
+    with pytest.raises(
+        StartupError, match=f"schema {NEWEST}, and this command knows {NEWEST + 1}: start a server on the folder"
+    ):
         Database(folder.file(), durability=None, migrations=LATER)
