@@ -1,11 +1,12 @@
 """Every parameter of the official SDKs, what becomes of it here, and a value of each to send.
 
 The names are the SDKs' own, read from their types; what becomes of them is read from the dialects' tables, and the
-words of a refusal come from the dialects. `python -m tests.parameters` writes docs/parameters.md.
+words of a refusal come from the dialects. `python -m tests.parameters` writes docs/parameters.md: the recorded and the
+refused fields of every request, an SDK's or not.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +23,7 @@ from stenograph.dialects.anthropic.dialect import CountTokensDialect, MessagesDi
 from stenograph.dialects.anthropic.fields import MESSAGES_FIELDS
 from stenograph.dialects.base import CountDialect, Dialect, Incoming
 from stenograph.dialects.common.sampling_fields import FieldRules, Rule
+from stenograph.dialects.gemini.fields import CONFIG_FIELDS, GEMINI_FIELDS
 from stenograph.dialects.openai.chat_fields import CHAT_FIELDS
 from stenograph.dialects.openai.completions import COMPLETION_FIELDS
 from stenograph.dialects.openai.dialect import ChatDialect, CompletionDialect
@@ -268,35 +270,82 @@ def words(route: Route, name: str, value: Any) -> str | None:
     return None
 
 
+KINDS = {
+    "chats": (CHAT_FIELDS,),
+    "completions": (COMPLETION_FIELDS,),
+    "Messages": (MESSAGES_FIELDS,),
+    "Responses": (RESPONSES_FIELDS,),
+    "Gemini": (GEMINI_FIELDS, CONFIG_FIELDS),
+}
+"""The rules of each kind of request."""
+ALL_BUT_GEMINI = [kind for kind in KINDS if kind != "Gemini"]
+
+
 def page() -> str:
     """docs/parameters.md."""
-    sdks = " and ".join(f"{name} {version(name)}" for name in ("openai", "anthropic"))
-    parts = [
-        "# Parameters of the official SDKs\n",
-        f"Every parameter that {sdks} name, and what becomes of"
-        " it. **Honoured**: it has its effect. **Recorded**: it is kept\nin the turn's record, and changes nothing."
-        " **Refused**: 400 with these words, and the parameter's JSON pointer in `param`. What else an honoured\none"
-        " may be, and the fields that no SDK names, are in [http-api.md](http-api.md#fields-of-a-chat-request); where"
-        " an honoured one has values that are refused, an\nexample stands beside it.\n",
-        "`python -m tests.parameters` writes this page from the dialects' own tables and words; tests compare it with"
-        " the SDKs' types, and send each of these\nparameters to a server.\n",
-        "`models.list()` has none.\n",
-    ]
+    sdks = ", ".join(f"{name} {version(name)}" for name in ("openai", "anthropic"))
+    return "\n".join(
+        [
+            "# Recorded and refused fields\n",
+            "Any other field of a request is [honoured](http-api.md#fields-of-a-chat-request). Written by `python -m"
+            " tests.parameters` from the dialects' tables.\n",
+            f"Tests send each parameter that the types of {sdks} name, and hold its answer to this page.\n",
+            "## Recorded\n",
+            "Kept in the turn's record (`request.parameters.recorded`); of no effect.\n",
+            _table("request", "fields", (f"| {kind} | {_listed(_recorded(kind))} |" for kind in KINDS)),
+            "## Refused\n",
+            "400 with these words, and the field's JSON pointer in `param`.\n",
+            _table("request", "fields", "why", _refused_rows()),
+            "## Refused values of honoured parameters\n",
+            _table("SDK", "value", "words", map(_other_row, _others())),
+        ]
+    )
+
+
+def _table(*columns_and_rows: Any) -> str:
+    *columns, rows = columns_and_rows
+    return "\n".join([f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *rows, ""])
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _recorded(kind: str) -> list[str]:
+    return [name for fields in KINDS[kind] for name in fields.names if fields.rule_of(name) is Rule.RECORDED]
+
+
+def _refused_rows() -> Iterator[str]:
+    """A row for each reason, with the kinds of requests that share it: all, or some."""
+    kinds_of: dict[tuple[str, str], list[str]] = {}
+    for kind, tables in KINDS.items():
+        for fields in tables:
+            for name in fields.names:
+                if name in fields.refused:
+                    kinds_of.setdefault((fields.refused[name], name), []).append(kind)
+    rows: dict[tuple[str, str], list[str]] = {}
+    for (why, name), kinds in kinds_of.items():
+        shown = "all but Gemini" if kinds == ALL_BUT_GEMINI else ", ".join(kinds)
+        rows.setdefault((why, shown), []).append(name)
+    return (f"| {kinds} | {_listed(names)} | {why} |" for (why, kinds), names in rows.items())
+
+
+def _others() -> Iterator[tuple[Route, str]]:
+    """Each refused value once, though two calls share a route's words."""
+    seen: set[str] = set()
     for route in ROUTES:
-        parts.append(f"## `{route.call}`\n")
-        rows = "\n".join(_row(route, name) for name in route.names)
-        parts.append(f"| parameter | here | the words of its refusal |\n|---|---|---|\n{rows}\n")
-    return "\n".join(parts)
+        for name in route.others:
+            said = words(route, name, route.others[name]) or ""
+            if said not in seen:
+                seen.add(said)
+                yield route, name
 
 
-def _row(route: Route, name: str) -> str:
-    rule = route.rules.rule_of(name) if name in route.rules.names else "unknown"
-    value = route.values.get(name) if rule is Rule.REFUSED else route.others.get(name)
-    if value is None:
-        return f"| `{name}` | {rule} | |"
+def _other_row(other: tuple[Route, str]) -> str:
+    route, name = other
+    value = route.others[name]
     said = (words(route, name, value) or "").replace("|", "\\|")
-    example = "" if rule is Rule.REFUSED else f"`{json.dumps(value)}`: "
-    return f"| `{name}` | {rule} | {example}{said} |"
+    return f"| `{route.call}` | `{name}={json.dumps(value)}` | {said} |"
 
 
 if __name__ == "__main__":
