@@ -1,12 +1,12 @@
-"""docs/http-api.md lists every route, and every field of a request that is honoured. docs/parameters.md has the others,
-as tests/parameters.py writes them."""
+"""docs/http-api.md has every route, as tests/http_routes.py writes it, and every honoured field of a request.
+
+docs/parameters.md has the other fields, as tests/parameters.py writes them.
+"""
 
 import re
-from pathlib import Path
 
 import pytest
 
-from stenograph.cli.parts import PARTS
 from stenograph.dialects.anthropic.fields import MESSAGES_FIELDS
 from stenograph.dialects.common.sampling_fields import FieldRules, Rule
 from stenograph.dialects.gemini.fields import CONFIG_FIELDS, GEMINI_FIELDS
@@ -14,13 +14,8 @@ from stenograph.dialects.openai.chat_fields import CHAT_FIELDS
 from stenograph.dialects.openai.completions import COMPLETION_FIELDS
 from stenograph.dialects.responses.fields import RESPONSES_FIELDS
 from stenograph.dialects.sessions import CreateSession
-from stenograph.dialects.settings import DialectKind
-from stenograph.http.openapi.turns import turn_rows
-from stenograph.http.response_route import HeldResponses
-from stenograph.http.route import rows_of
-from stenograph.http.route_table import rows
 
-PAGE = Path(__file__).parents[2] / "docs" / "http-api.md"
+from ..http_routes import MORE, OPTIONS, PAGE, every_row, page
 
 
 def honoured_fields(dialect: str) -> list[str]:
@@ -45,11 +40,14 @@ def test_every_honoured_field_is_listed_once(dialect: str, rules: list[FieldRule
     assert sorted(honoured_fields(dialect)) == sorted(known)
 
 
-def test_every_route_is_listed() -> None:
-    known = {row.name for row in rows(PARTS)} | {row.name for row, _ in rows_of(HeldResponses)}
-    known |= {row.name for kind in DialectKind for row in turn_rows(kind, forwards=False)}
-    section = PAGE.read_text().split("## Routes\n")[1].split("\n## ")[0]
-    assert set(re.findall(r"^\| `(\w+ [^`]+)` \|", section, re.MULTILINE)) == known
+def test_the_tables_of_routes_are_those_of_the_code() -> None:
+    assert PAGE.read_text() == page(), "python -m tests.http_routes writes them anew"
+
+
+def test_every_link_of_a_route_is_of_one_that_there_is() -> None:
+    ids = {row.id for row in every_row().values()}
+    assert ids >= MORE.keys()
+    assert ids >= OPTIONS.keys()
 
 
 def test_every_option_of_a_session_is_listed() -> None:

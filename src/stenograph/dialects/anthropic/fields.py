@@ -1,6 +1,6 @@
 """Fields of an Anthropic Messages request: the decoded structs, and the rule of each top-level field.
 
-docs/http-api.md lists the same fields by the same rules; a test compares them.
+docs/http-api.md lists the honoured fields, docs/parameters.md the others; tests compare them.
 """
 
 from typing import Annotated, Literal

@@ -1,6 +1,6 @@
 """Fields of a Gemini request: the decoded structs, and the rule of each field. Pure.
 
-Names are Google's in JSON. docs/http-api.md lists the same fields by the same rules; a test compares them.
+Names are Google's in JSON. docs/http-api.md lists the honoured fields, docs/parameters.md the others; tests compare.
 """
 
 from typing import Annotated, Literal

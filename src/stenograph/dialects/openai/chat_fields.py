@@ -1,6 +1,6 @@
 """Fields of an OpenAI chat request: the decoded structs, and the rule of each top-level field.
 
-docs/http-api.md lists the same fields by the same rules; a test compares them.
+docs/http-api.md lists the honoured fields, docs/parameters.md the others; tests compare them.
 """
 
 from typing import Annotated
@@ -138,7 +138,7 @@ class WireChatRequest(WirePromptSampling, forbid_unknown_fields=True, kw_only=Tr
     - The model's template can render every message, and the engine supports the sampling fields.
     - Nothing is nested deeper than 64 levels, and the request fits the model's context.
 
-    A field that docs/http-api.md lists as refused may have a value that asks for nothing, such as null; this schema
+    A field that docs/parameters.md lists as refused may have a value that asks for nothing, such as null; this schema
     leaves such values out.
     """
 

@@ -1,8 +1,7 @@
 """OpenAI completions, requests: bytes to `CompletionRequest`. Pure.
 
-Every field is honoured, recorded or refused; nothing is accepted and ignored: docs/http-api.md lists the fields by the
-same rules, and a test compares them. Whether an id is one of the model's is not known here. Replies are
-completions_reply.py's.
+Every field is honoured, recorded or refused; nothing is accepted and ignored (docs/http-api.md and docs/parameters.md,
+compared by tests). Whether an id is one of the model's is not known here. Replies are completions_reply.py's.
 """
 
 import re
@@ -52,7 +51,7 @@ class WireCompletionRequest(WirePromptSampling, forbid_unknown_fields=True, kw_o
     - A linear session takes one prompt, and the prompt does not end with a reply that the session generated.
     - The request fits the model's context.
 
-    A field that docs/http-api.md lists as refused may have a value that asks for nothing, such as null; this schema
+    A field that docs/parameters.md lists as refused may have a value that asks for nothing, such as null; this schema
     leaves such values out.
     """
 

@@ -1,7 +1,7 @@
 """Fields of a request to OpenAI's Responses: the decoded struct, and the rule of each top-level field.
 
-docs/http-api.md lists the same fields by the same rules; a test compares them. Items are items.py's, tools are
-tools.py's.
+docs/http-api.md lists the honoured fields, docs/parameters.md the others; tests compare them. Items are items.py's,
+tools are tools.py's.
 """
 
 from typing import Annotated, Literal
@@ -75,7 +75,7 @@ class WireResponsesRequest(WireSampling, forbid_unknown_fields=True, kw_only=Tru
     - The model's template can render every message, and the engine supports the sampling fields.
     - Nothing is nested deeper than 64 levels, and the request fits the model's context.
 
-    A field that docs/http-api.md lists as refused may have a value that asks for nothing, such as null; this schema
+    A field that docs/parameters.md lists as refused may have a value that asks for nothing, such as null; this schema
     leaves such values out.
     """
 
