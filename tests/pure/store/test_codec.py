@@ -3,10 +3,12 @@
 import contextlib
 import dataclasses
 import datetime
+import math
 import re
 import struct
 from array import array
 from collections.abc import Mapping
+from itertools import cycle, islice
 from typing import Any
 
 import msgspec
@@ -358,6 +360,31 @@ def commits(draw: Any) -> tuple[SessionCommit, dict[int, Node]]:
     return commit, nodes
 
 
+TURN = CommittedTurn(
+    request_id=RequestId("a" * 32),
+    new_prompt_ids=token_ids(range(100)),
+    sampled=SampledTurn(
+        ids=token_ids(range(100)),
+        logprobs=array("d", [-0.5] * 100),
+        sampling_logprobs=None,
+        top_logprobs=None,
+        finish=Finish(reason=FinishReason.STOP, matched=2),
+        weights=(),
+        num_cached_tokens=0,
+        times=None,
+    ),
+    status=TurnStatus.COMPLETED,
+    messages=(Message(role=Role.USER, content="x" * 400),),
+    reply=ParsedReply(message=Message(role=Role.ASSISTANT, content="y" * 400)),
+    context=PromptContext(tools=(Tool(name="t", json="j" * 50_000),)),
+    request_json=b'{"model": "m"}',
+)
+
+
+def commit_of(turn: CommittedTurn, *, parent: Node | None = None) -> SessionCommit:
+    return SessionCommit(turns=(PlacedTurn(turn=turn, parent=parent, strand=0),))
+
+
 def bits(value: Any) -> Any:  # noqa: PLR0911
     """A value as what is compared: every float by its bits, every number with its type, every field of every part."""
     match value:
@@ -416,6 +443,66 @@ def test_a_commit_comes_back_bit_for_bit(made: tuple[SessionCommit, dict[int, No
 )
 def test_an_opening_comes_back_bit_for_bit(opened: SessionOpened) -> None:
     assert bits(decode_opened(memoryview(encode_opened(opened)))) == bits(opened)
+
+
+def widened(written: Any) -> Any:
+    """A payload as it was written before arrays were packed: ids as int32, log-probabilities as float64."""
+    match written:
+        case list():
+            return [widened(one) for one in written]
+        case msgspec.msgpack.Ext(code=4, data=data):
+            return np.frombuffer(data, "<f4").astype("<f8").tobytes()
+        case msgspec.msgpack.Ext(code=code, data=data):
+            planes = np.frombuffer(data, np.uint8).reshape(code, -1).astype("<i4")
+            return sum(plane << (8 * byte) for byte, plane in enumerate(planes)).tobytes()  # type: ignore[union-attr]
+        case _:
+            return written
+
+
+FLOATS = st.lists(st.floats(width=32), min_size=1, max_size=20) | st.lists(st.floats(), min_size=1, max_size=20)
+
+
+@given(
+    st.sampled_from([(0, 0), (0, 2**8), (0, 2**16), (0, 2**24), (-(2**31), 2**31 - 1)]).flatmap(
+        lambda bounds: st.lists(st.integers(*bounds), min_size=1, max_size=20)
+    ),
+    FLOATS.filter(lambda found: all(map(math.isfinite, found))),
+    FLOATS,
+    st.integers(1023, 1025),
+)
+def test_many_ids_and_floats_come_back_bit_for_bit_as_packed_and_as_they_were_written_before(
+    ids: list[int], finite: list[float], any_bits: list[float], num: int
+) -> None:
+    sampled = structs.replace(
+        TURN.sampled,
+        ids=token_ids(islice(cycle(ids), num)),
+        logprobs=array("d", islice(cycle(finite), num)),
+        sampling_logprobs=array("d", islice(cycle(any_bits), num)),
+    )
+    turn = structs.replace(TURN, sampled=sampled, new_prompt_ids=token_ids(islice(cycle(ids), num)))
+    payload = encode_commit(commit_of(turn))
+    before = msgspec.msgpack.encode(widened(msgspec.msgpack.decode(payload)))
+    for one in (payload, before):
+        assert bits(decode_commit(memoryview(one), {}.__getitem__)) == bits(commit_of(turn))
+
+
+@pytest.mark.parametrize(
+    ("last_id", "logprob", "item_bytes"),
+    [
+        (255, float(np.float32(-0.1)), (2, 4)),
+        (65_535, -0.0, (2, 4)),
+        (151_645, 3.4e38, (3, 8)),
+        (2**24, 1e300, (4, 8)),
+        (-1, -0.1, (4, 8)),
+    ],
+)
+def test_many_ids_and_logprobs_take_the_bytes_that_they_need(
+    last_id: int, logprob: float, item_bytes: tuple[int, int]
+) -> None:
+    ids, logprobs = token_ids([*range(200), *[300] * 823, last_id]), array("d", [-0.5] * 1023 + [logprob])
+    turn = structs.replace(TURN, sampled=structs.replace(TURN.sampled, ids=ids, logprobs=logprobs))
+    written = msgspec.msgpack.decode(encode_commit(commit_of(turn)))[0][0][6][:2]
+    assert tuple(len(getattr(one, "data", one)) // 1024 for one in written) == item_bytes
 
 
 @slow
@@ -551,36 +638,18 @@ def test_a_row_of_another_kind_or_a_later_format_is_damage() -> None:
     assert (bytes(row_payload(body, OPENED)), Totals.of(body[:HEAD_BYTES])) == (b"payload", Totals(num_tokens=5))
     with pytest.raises(RowDamaged, match="kind 0, not 1 or 2"):
         row_payload(body, COMMIT, OUTCOME)
-    with pytest.raises(RowDamaged, match="format 2, and this server knows 1"):
-        row_payload(b"\x02" + body[1:], OPENED)
+    with pytest.raises(RowDamaged, match="format 3, and this server knows 2"):
+        row_payload(b"\x03" + body[1:], OPENED)
+    assert row_payload(b"\x01" + body[1:], OPENED) == b"payload"
     with pytest.raises(RowDamaged, match="has 3 bytes"):
         row_payload(body[:3], OPENED)
 
 
 def test_a_turn_s_row_is_as_long_as_what_the_turn_added_however_long_its_line_is() -> None:
-    turn = CommittedTurn(
-        request_id=RequestId("a" * 32),
-        new_prompt_ids=token_ids(range(100)),
-        sampled=SampledTurn(
-            ids=token_ids(range(100)),
-            logprobs=array("d", [-0.5] * 100),
-            sampling_logprobs=None,
-            top_logprobs=None,
-            finish=Finish(reason=FinishReason.STOP, matched=2),
-            weights=(),
-            num_cached_tokens=0,
-            times=None,
-        ),
-        status=TurnStatus.COMPLETED,
-        messages=(Message(role=Role.USER, content="x" * 400),),
-        reply=ParsedReply(message=Message(role=Role.ASSISTANT, content="y" * 400)),
-        context=PromptContext(tools=(Tool(name="t", json="j" * 50_000),)),
-        request_json=b'{"model": "m"}',
-    )
     parent, sizes = None, list[int]()
     for number in range(50):
-        sizes.append(len(encode_commit(SessionCommit(turns=(PlacedTurn(turn=turn, parent=parent, strand=0),)))))
-        parent = Node(id_=number, turn=turn, parent=parent)
+        sizes.append(len(encode_commit(commit_of(TURN, parent=parent))))
+        parent = Node(id_=number, turn=TURN, parent=parent)
     assert sizes[0] > 50_000
     assert sizes[1] == sizes[40] < 2_700
 

@@ -5,8 +5,9 @@ import struct
 
 import msgspec
 
-VERSION = 1
-"""Version of this format. A row of a later one is damage to a server that does not know it."""
+VERSION = 2
+"""Version of this format. A row of a later one is damage to a server that does not know it; rows of 1 have ids and
+log-probabilities as int32 and float64 alone, and are read as they are."""
 
 OPENED, COMMIT, OUTCOME, SCORES, ENTRY = 0, 1, 2, 3, 4
 """Kinds of rows."""
@@ -95,7 +96,7 @@ def _head(body: bytes) -> tuple[int, Totals]:
     if len(body) < HEAD_BYTES:
         raise RowDamaged(f"it has {len(body)} bytes, and its head alone {HEAD_BYTES}")
     version, kind, strands, turns, tokens, gone_turns, gone_tokens, outcome_seq = _HEAD.unpack_from(body)
-    if version != VERSION:
+    if not 1 <= version <= VERSION:
         raise RowDamaged(f"it is written in format {version}, and this server knows {VERSION}")
     totals = Totals(
         num_strands=strands,
