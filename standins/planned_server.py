@@ -173,6 +173,7 @@ class PlannedServer(ABC):
         """The reason why it takes no new weights; None: it takes them."""
         self.loaded: list[str] = []
         """Folders of weights that it has taken."""
+        self.loras: dict[str, str] = {}  # folders by name
         self.cache: PrefixCache | None = None
         self._unplanned = unplanned
         self._answers = answers

@@ -17,6 +17,7 @@ from standins.planned_server import (
     PlannedServer,
     Play,
     ReplyScript,
+    compact,
     utf8_ids,
     utf8_text,
 )
@@ -28,7 +29,7 @@ from standins.sglang_parts import (
     finish_reason,
     generate_part,
 )
-from standins.weight_versions import CacheKey
+from standins.weight_versions import CacheKey, lora_cards
 
 CHAT_PATH = "/v1/chat/completions"
 GENERATE_PATH = "/generate"
@@ -181,7 +182,7 @@ class SGLangServer(PlannedServer):
             case "GET", "/v1/models":
                 card = {"id": self._model, "object": "model", "created": 0, "owned_by": "sglang", "root": self._model}
                 card |= {"parent": None, "max_model_len": self._max_model_len}
-                return {"object": "list", "data": [card]}
+                return {"object": "list", "data": [card, *lora_cards(self.loras, self._model)]}
             case "POST", "/tokenize":
                 ids = self._encode(str(body.get("prompt", "")))
                 return {"tokens": ids, "count": len(ids)}
@@ -350,6 +351,11 @@ class SGLangServer(PlannedServer):
     def _next_script(self, asked: AskedRequest) -> ReplyScript:
         if self._is_paused:
             self._began_in_pause.add(self.id_of(asked))
+        lora = asked.json.get("lora_path")
+        if lora is not None and lora not in self.loras:
+            message = f"Got LoRA adapter that has never been loaded: {lora}\nAll loaded adapters: {self.loras.keys()}."
+            told = {"message": message, **({"code": 400} if asked.path == CHAT_PATH else {})}
+            return ReplyScript(status=400, body=compact({"error": told} if asked.path == GENERATE_PATH else told))
         script = super()._next_script(asked)
         if asked.json.get("stream") and asked.json.get("return_meta_info"):
             return ReplyScript(status=400)

@@ -23,7 +23,7 @@ from standins.planned_server import (
     compact,
     utf8_text,
 )
-from standins.weight_versions import CacheKey, version_spans
+from standins.weight_versions import CacheKey, lora_cards, version_spans
 
 GENERATE_PATH = "/inference/v1/generate"
 COMPLETIONS_PATH = "/v1/completions"
@@ -109,6 +109,7 @@ class VLLMServer(PlannedServer):
                 told: dict[str, Any] = {"object": "model", "created": 0, "owned_by": "vllm", "parent": None}
                 told |= {"permission": [], "max_model_len": self._max_model_len}
                 cards = [{"id": name, "root": name, **told} for name in self._models]
+                cards += lora_cards(self.loras, self._models[0])
                 return Answer(body=compact({"object": "list", "data": cards}))
             case "GET", "/weight_info" if self.dev_mode:
                 return Answer(body=compact({"weight_version": self.weight_version or "default"}))
@@ -181,6 +182,13 @@ class VLLMServer(PlannedServer):
         return Answer(body=compact(told))
 
     # -- what it says of a generation
+
+    def _next_script(self, asked: AskedRequest) -> ReplyScript:
+        model = asked.json.get("model")
+        if model is None or model in (*self._models, *self.loras):
+            return super()._next_script(asked)
+        error = {"message": f"The model `{model}` does not exist.", "type": "NotFoundError", "param": "model"}
+        return ReplyScript(status=404, body=compact({"error": {**error, "code": 404}}))
 
     def _refusal(self, script: ReplyScript, path: str) -> dict[str, Any]:
         error = {"message": "as planned", "type": "BadRequestError", "param": None, "code": script.status}

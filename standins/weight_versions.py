@@ -4,7 +4,7 @@ It has no keys and values, only the name of the weights that would have computed
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -20,6 +20,12 @@ def version_spans(versions: Sequence[Version]) -> list[dict[str, Any]]:
         else:
             spans.append({"version": version, "start": at, "end": at + 1})
     return spans
+
+
+def lora_cards(loras: Mapping[str, str], model: str) -> list[dict[str, Any]]:
+    """LoRAs, folders by name, as a list of models has them."""
+    told: dict[str, Any] = {"object": "model", "created": 0, "owned_by": "stand-in", "max_model_len": None}
+    return [{"id": name, "root": folder, "parent": model, **told} for name, folder in loras.items()]
 
 
 class CacheKey(NamedTuple):

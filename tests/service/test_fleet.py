@@ -28,10 +28,9 @@ from stenograph.engine.base import (
     EngineStatus,
     GenerateRequest,
     Outcome,
-    common_capabilities,
 )
 from stenograph.engine.fleet.fleet import Fleet, FleetMember
-from stenograph.engine.fleet.placement import FIRST_PAUSE_S
+from stenograph.engine.fleet.placement import FIRST_PAUSE_S, common_capabilities
 
 SAID = (5, 6, 7)
 GONE = UpstreamUnreachable("connection refused")

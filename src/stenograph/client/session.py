@@ -44,6 +44,7 @@ class SessionFields(TypedDict, total=False):
     support: bool
     cache_salt: Literal["pin", "follow", "off"]
     group: str
+    policy: str
 
 
 def checked_reward(reward: object) -> Reward | None:

@@ -45,9 +45,10 @@ NO_BUDGETS = Budgets()
 
 
 class StatedOptions(Budgets, frozen=True, kw_only=True, omit_defaults=True):
-    """All of them. None is absent. `group` names the rollouts for a trainer to compare with each other."""
+    """All of them. None is absent. `group` names the rollouts to compare with each other, `policy` the LoRA's name."""
 
     group: GroupName | None = None
+    policy: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
 
     def beside_budgets(self) -> dict[str, object]:
         """Those given that are no budgets, by name, as a session's metadata shows them."""

@@ -15,13 +15,13 @@ The conformance suite (`check_engine`) tests these invariants:
 import enum
 from array import array
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypedDict
 
 from msgspec import Struct
 
 from stenograph.core.chat import ChatRequest
-from stenograph.core.errors import InvalidRequest, RouteNotFound, StartupError
+from stenograph.core.errors import InvalidRequest, RouteNotFound
 from stenograph.core.json_types import Count
 from stenograph.core.kinds import SaltPolicy
 from stenograph.core.messages import MediaKind
@@ -76,9 +76,9 @@ class Capabilities:
     it; with `max_support_top_k`, only where `top_k` cuts off all but so many. `salt_policies`: its policies to keep
     cached keys and values apart by the weights; none: by no policy. `repetition_over`: the tokens its repetition
     penalty counts. `hints`: the routing hints it takes. `note`: one line for the operator on its use, or nothing.
-    `policy`: the engine's own name of the sampling model or LoRA, where it has another than `model`. `media`: the kinds
-    that it takes in the place of placeholders, with a report of the effective ids; before it is up, those that it may
-    take.
+    `policy`: the engine's own name of the model, where it has another than `model`. `policies`: the LoRAs listed last;
+    None: it takes none. `media`: the kinds that it takes in the place of placeholders, with a report of the
+    effective ids; before it is up, those that it may take.
     """
 
     engine: str
@@ -97,41 +97,8 @@ class Capabilities:
     hints: frozenset[RoutingHint] = frozenset()
     note: str = ""
     policy: str | None = None
+    policies: frozenset[str] | None = None
     media: frozenset[MediaKind] = frozenset()
-
-
-_MAY_DIFFER = {"max_context_tokens", "streams", "reports_support", "grammars", "media", "note", "policy"}
-
-
-def difference(one: tuple[str, Capabilities], other: tuple[str, Capabilities]) -> str:
-    """The ability that keeps two named engines from standing in for each other, in words; "" for none."""
-    (first_name, first), (name, second) = one, other
-    for what in (field.name for field in fields(Capabilities) if field.name not in _MAY_DIFFER):
-        ours, theirs = getattr(first, what), getattr(second, what)
-        if ours != theirs:
-            return f"engines differ in {what}: {first_name} has {ours!r}, {name} has {theirs!r}"
-    return ""
-
-
-def common_capabilities(members: Mapping[str, Capabilities]) -> Capabilities:
-    """Abilities shared by all of them, and the media that any takes: a turn with them goes to none of the others.
-
-    Raises StartupError for engines unfit to stand in for each other.
-    """
-    first_name, first = next(iter(members.items()))
-    for member in members.items():
-        if problem := difference((first_name, first), member):
-            raise StartupError(problem)
-    limits = [told.max_context_tokens for told in members.values() if told.max_context_tokens is not None]
-    return replace(
-        first,
-        max_context_tokens=min(limits, default=None),
-        streams=all(told.streams for told in members.values()),
-        reports_support=all(told.reports_support for told in members.values()),
-        grammars=frozenset[GrammarKind].intersection(*(told.grammars for told in members.values())),
-        media=first.media.union(*(told.media for told in members.values())),
-        note="; ".join(f"{name}: {told.note}" for name, told in members.items() if told.note),
-    )
 
 
 class GenerateRequest(Struct, frozen=True, kw_only=True, gc=False):
@@ -141,7 +108,8 @@ class GenerateRequest(Struct, frozen=True, kw_only=True, gc=False):
     `chat`, for its parsing and for nothing else: `prompt` alone decides the ids the model sees. `affinity_key` is the
     same for all turns of a session, None for a turn without one. `streams`: somebody wants the tokens as they are
     sampled; else an engine may send all at once. `routing` has the client's hints, for an engine that takes them. Its
-    cached tokens are for the same `cache_salt` alone. `trace` is the span of this generation, where traces are made.
+    cached tokens are for the same `cache_salt` alone. The LoRA `policy` samples; None: the engine's own model. `trace`
+    is the span of this generation, where traces are made.
     """
 
     request_id: RequestId
@@ -152,6 +120,7 @@ class GenerateRequest(Struct, frozen=True, kw_only=True, gc=False):
     streams: bool = False
     routing: Routing | None = None
     cache_salt: str | None = None
+    policy: str | None = None
     trace: TraceContext | None = None
 
 
@@ -314,6 +283,10 @@ class Engine(Protocol):
     async def find_version(self) -> str | None:
         """Name of the engine's weights, by its own word; None where it does not say."""
         return None
+
+    async def find_policies(self) -> None:
+        """Ask the engine anew for its LoRAs (`Capabilities.policies`). One that does not answer is DOWN."""
+        return
 
     def require_version(self, version: str) -> None:
         """Take no turns until the weights are those of this name: others have them, and this engine refused."""

@@ -179,7 +179,7 @@ class SessionMetadata(TypedDict):
 
     `rewrites` counts by rule the changes to what the client sent. With samples `left_out` counts, by kind, the strands
     that are none, and the sampled tokens in them; under `infra_failed` those of a rollout that failed so. `outcome` and
-    `group` are there where the session has them.
+    `group` are there where the session has them, and so is `policy`, its LoRA.
     """
 
     accumulated_token_ids: TokenIds
@@ -191,6 +191,7 @@ class SessionMetadata(TypedDict):
     tree: NotRequired[Mapping[str, object]]
     outcome: NotRequired[WireOutcome | None]
     group: NotRequired[str]
+    policy: NotRequired[str]
     left_out: NotRequired[Mapping[str, LeftOut]]
 
 

@@ -9,15 +9,10 @@ from msgspec import convert
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stenograph.core.errors import (
-    Draining,
-    IdempotencyMismatch,
-    InvalidRequest,
-    LimitExceeded,
-    StartupError,
-)
+from stenograph.core.errors import Draining, IdempotencyMismatch, InvalidRequest, LimitExceeded, StartupError
 from stenograph.core.json_types import Hex32
 from stenograph.core.kinds import AfterLength, Compat, HistoryKind, SaltPolicy
+from stenograph.core.loaded import entry
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.settings import Switch
 from stenograph.core.stated_options import StatedOptions
@@ -117,6 +112,8 @@ class CreateRoute:
             request, lambda body: (body, decode_create(body)), self.pool, self.max_body_bytes
         )
         options = self._options(wire, sampling)
+        if wire.policy is not None:
+            await entry("stenograph.http.policy_check:check_policy")(self.engine, wire.policy)
         key = header_value(request.scope, b"idempotency-key") or None
         session_id = await self.keyed.open(options, key=key, body=body)
         root = f"{str(request.base_url).rstrip('/')}/sessions/{session_id}"

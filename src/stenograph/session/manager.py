@@ -353,22 +353,22 @@ class SessionManager:
     ) -> RequestRun:
         """A request under the options of its session. A chat takes its lease. Raises SessionBusy."""
         session, stages, services = admission.session, admission.stages, self._services
+        if session is not None and session.options.stated.policy is not None:
+            services = entry("stenograph.session.policies:services_of")(services, session.options.stated.policy)
         capabilities = services.engine.capabilities
         builders: Sequence[PromptBuilder]
         if isinstance(request, ChatRequest):
             opened_at = session.created_at if session is not None else services.clock.wall()
-            builders = [
-                ChatPromptBuilder(
-                    request, leases=leases, services=services, capabilities=capabilities, opened_at=opened_at
-                )
-            ]
+            chat = ChatPromptBuilder(
+                request, leases=leases, services=services, capabilities=capabilities, opened_at=opened_at
+            )
+            builders = [chat]
         else:
             builders = entry(f"{COMPLETION}:completions")(
                 request, leases=leases, services=services, capabilities=capabilities
             )
         salt = session.options.cache_salt if session else CacheSalt.at(services.cache_salt, self.weights.version)
-        turns: list[RunningTurn] = []
-        reply_id, is_one = "", len(builders) == 1
+        turns, reply_id, is_one = list[RunningTurn](), "", len(builders) == 1
         for index, builder in enumerate(builders):
             request_id = RequestId(os.urandom(16).hex())
             reply_id = reply_id or request.spelling.id_prefix + request_id

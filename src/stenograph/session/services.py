@@ -26,6 +26,7 @@ class TurnServices:
     of chats without a session; None: `renderer` does, on `pool`. `kind_rules` label the requests of sessions. Of the
     `rewrite_rules` chats are under those of `canonical`, unless their session has its own. `weights` names those of an
     engine that does not itself, and holds new turns while they change; `cache_salt` is that of turns without a session.
+    `policy` is the LoRA of a session's turns.
     """
 
     engine: Engine
@@ -43,3 +44,4 @@ class TurnServices:
     canonical: Canonical = field(default_factory=Canonical)
     weights: Weights = field(default_factory=Weights)
     cache_salt: SaltPolicy = SaltPolicy.FOLLOW
+    policy: str | None = None

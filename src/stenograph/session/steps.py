@@ -185,14 +185,13 @@ class RunningTurn:
         """
         services, params, request, prompt = self._services, self.params, self._request, self.prompt
         capabilities, weights = self.capabilities, self._services.weights
-        is_held = capabilities.parses and self._is_held()
-        self.policy, num_changes = capabilities.policy or capabilities.model, weights.num_changes
+        self.policy, num_changes = services.policy or capabilities.policy or capabilities.model, weights.num_changes
         salt = None if weights.version is None else self._cache_salt.of(weights.version, capabilities.salt_policies)
         collector = TurnCollector(
             vocab_size=capabilities.vocab_size,
             max_tokens=params.max_tokens,
             num_prompt=None if prompt.media else prompt.num_tokens,
-            logprobs_kind=reported_kind(capabilities.logprobs, params, is_forced=is_held),
+            logprobs_kind=reported_kind(capabilities.logprobs, params, is_forced=self._is_held()),
             weight_version=weights.version,
             cached_from=salt,
         )
@@ -206,6 +205,7 @@ class RunningTurn:
             streams=request.reply.stream,
             routing=request.routing,
             cache_salt=salt,
+            policy=services.policy,
             trace=self._trace,
         )
         try:
@@ -237,7 +237,7 @@ class RunningTurn:
     def _is_held(self) -> bool:
         """Whether an engine that parses calls constrains the reply by itself."""
         tools = self.builder.context.tools
-        return bool(tools) and is_held_by_engine(tools, self.builder.tool_choice)
+        return self.capabilities.parses and bool(tools) and is_held_by_engine(tools, self.builder.tool_choice)
 
     def _take(self, effective: EffectivePrompt) -> None:
         """Take the engine's report of a prompt with media. Raises UpstreamInvalid."""

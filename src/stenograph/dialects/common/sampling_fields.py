@@ -183,7 +183,7 @@ REFUSED: dict[str, str] = {
     "use_beam_search": "tokens are sampled; beams have no rollout",
     "length_penalty": "tokens are sampled; beams have no rollout",
     "early_stopping": "tokens are sampled; beams have no rollout",
-    "lora_path": "one model is served, without adapters",
+    "lora_path": "a session's `policy` names its LoRA",
     "session_params": "a session is named by its path or its header, and its ids are kept here",
     "custom_logit_processor": "a request brings no code",
     "custom_params": "a request brings no code",

@@ -39,10 +39,8 @@ from stenograph.engine.base import (
     ForwardedAnswer,
     GenerateRequest,
     Outcome,
-    common_capabilities,
-    difference,
 )
-from stenograph.engine.fleet.placement import FIRST_PAUSE_S, Trust, choose, cost_of
+from stenograph.engine.fleet.placement import FIRST_PAUSE_S, Trust, choose, common_capabilities, cost_of, difference
 
 MAX_SESSIONS = 2**15
 """The most recently used sessions: their engines are remembered. A forgotten session is placed anew."""
@@ -101,9 +99,11 @@ class _SessionPlace:
 
 @dataclass(slots=True)
 class _FleetTurn:
-    """A generation under way: where it is, or was last, and where it has been. `media` are the kinds in its prompt."""
+    """A generation under way: where it is, or was last, and where it has been. `media` are the kinds in its prompt, and
+    `policy` its LoRA."""
 
     media: frozenset[MediaKind] = frozenset()
+    policy: str | None = None
     post: _MemberState | None = None
     tried: set[str] = field(default_factory=set[str])
     was_aborted: bool = False
@@ -279,8 +279,7 @@ class Fleet(Engine):
 
     async def abort(self, request_id: RequestId) -> bool:
         """Tell its engine; a turn on the move ends where it is."""
-        turn = self._turns.get(request_id)
-        if turn is None:  # it began while there was one engine, or has ended
+        if (turn := self._turns.get(request_id)) is None:  # it began while there was one engine, or has ended
             return any([await post.engine.abort(request_id) for post in self._posts])
         turn.was_aborted = True
         if turn.post is not None:
@@ -297,7 +296,7 @@ class Fleet(Engine):
         """Sample, at one engine after the other until one is there. Raises the last one's error."""
         assert request.request_id not in self._turns, "a request id is used once"
         media = frozenset(one.item.ref.kind for one in request.prompt.media)
-        turn = self._turns[request.request_id] = _FleetTurn(media=media)
+        turn = self._turns[request.request_id] = _FleetTurn(media=media, policy=request.policy)
         try:
             while not (turn.tried and turn.was_aborted):
                 run = self._begin(request, turn)
@@ -401,6 +400,8 @@ class Fleet(Engine):
         ready = [] if self._closing else [post for post in self._posts if post.name not in turn.tried and post.is_ready]
         if turn.media:
             ready = [post for post in ready if turn.media <= post.engine.capabilities.media]
+        if turn.policy is not None:  # an engine may load one that it does not list
+            ready = [post for post in ready if turn.policy in (post.engine.capabilities.policies or ())] or ready
         return [post for post in ready if post.trust.admits(now)] or ready
 
     def _saw(self, run: _Try, request: GenerateRequest, chunk: Chunk) -> None:
@@ -421,7 +422,8 @@ class Fleet(Engine):
     def _moves_on(self, error: StenographError, run: _Try, turn: _FleetTurn) -> bool:
         """Learn from an error; returns whether the turn is to go on without this engine."""
         if isinstance(error, UpstreamUnreachable | EngineUnavailable) or says_not_there(error):
-            run.post.trust.failed(self._clock.monotonic(), error.message, was_trial=run.is_trial)
+            if turn.policy is None or not isinstance(error, EngineUnavailable):  # else it lacks the LoRA alone
+                run.post.trust.failed(self._clock.monotonic(), error.message, was_trial=run.is_trial)
             goes_on = not run.has_yielded and says_not_there(error)
             if goes_on and (turn.was_aborted or self._candidates(turn)):
                 run.outcome = Outcome.MOVED

@@ -1,4 +1,4 @@
-"""The choice of a turn's engine, and the trust in one that has failed. Pure.
+"""The engines that stand in for each other, the choice of a turn's engine, and the trust in one that has failed. Pure.
 
 A session stays on the engine of its last turn: its prefix is there, and elsewhere all of it is computed again. A
 session without one goes to the engine with the least load; among equals to the one that is home to the fewest sessions,
@@ -16,13 +16,52 @@ so no engine is given more than LOAD_FACTOR times its share, and one turn. A loa
 their prompts, and TURN_TOKENS for each, since a short turn takes its place in every step too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from hashlib import blake2b
 from typing import Protocol, TypeVar
+
+from stenograph.core.errors import StartupError
+from stenograph.core.types import GrammarKind
+from stenograph.engine.base import Capabilities
 
 LOAD_FACTOR = 1.5
 """With two engines, a home may have three times as much to do as the other; moving costs a whole prefill."""
 TURN_TOKENS = 256
+
+
+_MAY_DIFFER = {"max_context_tokens", "streams", "reports_support", "grammars", "media", "note", "policy", "policies"}
+
+
+def difference(one: tuple[str, Capabilities], other: tuple[str, Capabilities]) -> str:
+    """The ability that keeps two named engines from standing in for each other, in words; "" for none."""
+    (first_name, first), (name, second) = one, other
+    for what in (field.name for field in fields(Capabilities) if field.name not in _MAY_DIFFER):
+        ours, theirs = getattr(first, what), getattr(second, what)
+        if ours != theirs:
+            return f"engines differ in {what}: {first_name} has {ours!r}, {name} has {theirs!r}"
+    return ""
+
+
+def common_capabilities(members: Mapping[str, Capabilities]) -> Capabilities:
+    """Abilities shared by all of them, and the media that any takes: a turn with them goes to none of the others.
+
+    Raises StartupError for engines unfit to stand in for each other.
+    """
+    first_name, first = next(iter(members.items()))
+    for member in members.items():
+        if problem := difference((first_name, first), member):
+            raise StartupError(problem)
+    limits = [told.max_context_tokens for told in members.values() if told.max_context_tokens is not None]
+    return replace(
+        first,
+        max_context_tokens=min(limits, default=None),
+        streams=all(told.streams for told in members.values()),
+        reports_support=all(told.reports_support for told in members.values()),
+        grammars=frozenset[GrammarKind].intersection(*(told.grammars for told in members.values())),
+        media=first.media.union(*(told.media for told in members.values())),
+        note="; ".join(f"{name}: {told.note}" for name, told in members.items() if told.note),
+    )
 
 
 class Candidate(Protocol):

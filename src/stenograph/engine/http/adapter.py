@@ -306,12 +306,32 @@ async def carried_out(
     return ControlReply(note="; ".join(notes), num_paused=num_paused)
 
 
+class _Card(Struct):
+    id: str
+    parent: str | None = None
+
+
+class _Cards(Struct):
+    data: list[_Card] = []
+
+
+_CARDS = msgspec.json.Decoder(_Cards)
+
+
 async def list_models(ask: Ask) -> HttpReply:
     """The engine's answer to `GET /v1/models`, a 200. Raises UpstreamError, and UpstreamRefused for another status."""
     reply = await ask("GET", MODELS_PATH)
     if reply.status != 200:
         raise passed_through(reply)
     return reply
+
+
+def loras_in(models: bytes) -> frozenset[str]:
+    """The LoRAs in a list of models: those with a parent. Of another body none."""
+    try:
+        return frozenset(card.id for card in _CARDS.decode(models).data if card.parent)
+    except (msgspec.DecodeError, RecursionError):
+        return frozenset()
 
 
 def known(found: T | None) -> T:

@@ -41,16 +41,13 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-FIRST_ABORT_PAUSE_S = 0.1
-LONGEST_ABORT_PAUSE_S = 2.0
+BY_LORA = "stenograph.engine.http.loras:sampled_by_lora"
+FIRST_ABORT_PAUSE_S, LONGEST_ABORT_PAUSE_S = 0.1, 2.0
 ABORT_DEADLINE_S = 5.0
 PROBE_DEADLINE_S = 5.0
-SESSION_HEADER = "x-session-id"
-"""The same for other routers."""
-CLOSE_GRACE_S = 2.0
-"""Seconds for `aclose` to wait for the last aborts to be sent."""
-MAX_SAID = 8
-"""Reasons in the log for one outage; they may differ in more than matters."""
+SESSION_HEADER = "x-session-id"  # the same for other routers
+CLOSE_GRACE_S = 2.0  # for `aclose` to send the last aborts
+MAX_SAID = 8  # reasons in the log for one outage; they may differ in more than matters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,8 +148,12 @@ class HttpEngine(Engine):
         await self._probe()
         self._own(self._watch(), name=f"{self._name}-probe")
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         """Sample. Raises the adapter's error for any status but 200, as a rule UpstreamRefused."""
+        chunks = self._generated(request)
+        return chunks if request.policy is None else entry(BY_LORA)(chunks, self._adapter, request.policy)
+
+    async def _generated(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         if self._closing:
             raise EngineUnavailable("The engine was stopped.")
         request_id = request.request_id
@@ -227,6 +228,10 @@ class HttpEngine(Engine):
                 return await self._adapter.find_version(self._ask)
         except (UpstreamError, TimeoutError):
             return None
+
+    async def find_policies(self) -> None:
+        self._is_discovered = False
+        await self._probe()
 
     def require_version(self, version: str) -> None:
         self._lack(version, "others")
@@ -346,8 +351,7 @@ class HttpEngine(Engine):
 
     def _end(self, request_id: RequestId) -> None:
         """Forget a generation; where its reply is not whole, hang up and abort it. Does nothing the second time."""
-        running = self._running.pop(request_id, None)
-        if running is None:
+        if (running := self._running.pop(request_id, None)) is None:
             return
         if running.aborter is not None:
             running.aborter.cancel()
@@ -438,8 +442,7 @@ class HttpEngine(Engine):
         An engine that does not name its weights gets turns, unless it refused the new ones. One with weights it never
         had got them from its trainer: they are its weights from now on.
         """
-        found = await self._adapter.find_version(self._ask)
-        if found is None:
+        if (found := await self._adapter.find_version(self._ask)) is None:
             return
         is_new = bool(self._had) and found not in (*self._had, UNNAMED)
         self._had.add(found)
@@ -484,8 +487,6 @@ class HttpEngine(Engine):
         if state is not EngineState.READY:
             self._is_discovered = False  # what comes up again may be another version
         self._health = EngineHealth(state=state, detail=detail)
-
-    # -- tasks
 
     def _own(self, work: Coroutine[None, None, T], *, name: str) -> "asyncio.Task[T]":
         task = asyncio.get_running_loop().create_task(work, name=name)

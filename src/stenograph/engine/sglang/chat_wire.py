@@ -54,6 +54,7 @@ from stenograph.engine.settings import ReplayKind
 from stenograph.engine.sglang.grammar import pattern_field
 from stenograph.engine.sglang.request import (
     as_json,
+    policy_parts,
     replay_parts,
     routing_parts,
     salt_parts,
@@ -84,6 +85,8 @@ def encode_request(
         parts += routing_parts(request.routing)
     if request.cache_salt is not None:
         parts += salt_parts(request.cache_salt)
+    if request.policy is not None:
+        parts += policy_parts(request.policy)
     if request.affinity_key is not None:
         parts += [b',"session_id":', as_json(request.affinity_key)]
     if replay is not ReplayKind.NONE:

@@ -21,6 +21,7 @@ from stenograph.engine.http.adapter import (
     ControlReply,
     EngineAdapter,
     in_our_shape,
+    loras_in,
 )
 from stenograph.engine.http.transport import HttpReply
 from stenograph.engine.sglang.control import INFO_PATH, sglang_calls, sglang_reply, sglang_version
@@ -116,6 +117,7 @@ class SGLangGenerate(EngineAdapter):
             self.capabilities,
             max_context_tokens=min(limits, default=None),
             media=frozenset(MediaKind) if told.has_image_understanding else frozenset(),
+            policies=loras_in(models.body),
         )
 
     def call(self, request: GenerateRequest) -> tuple[Call, SGLangGenerateReading]:

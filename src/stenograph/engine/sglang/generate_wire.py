@@ -58,6 +58,7 @@ from stenograph.engine.settings import ReplayKind
 from stenograph.engine.sglang.grammar import pattern_field
 from stenograph.engine.sglang.request import (
     as_json,
+    policy_parts,
     replay_parts,
     routing_parts,
     salt_parts,
@@ -84,6 +85,7 @@ def encode_generate(request: GenerateRequest, *, replay: ReplayKind) -> bytes:
     if request.routing is not None:
         parts += routing_parts(request.routing)
     parts += salt_parts(request.cache_salt)
+    parts += policy_parts(request.policy)
     if request.affinity_key is not None:
         parts += [b',"session_id":', as_json(request.affinity_key)]
     parts += replay_parts(replay, request.prompt.first_new_row)

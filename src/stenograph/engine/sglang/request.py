@@ -62,6 +62,12 @@ def salt_parts(salt: str | None) -> Iterator[bytes]:
         yield b',"extra_key":' + as_json(salt)
 
 
+def policy_parts(policy: str | None) -> Iterator[bytes]:
+    """The member with the LoRA that samples, with a comma before it. Both routes have it."""
+    if policy is not None:
+        yield b',"lora_path":' + as_json(policy)
+
+
 def routing_parts(routing: Routing) -> Iterator[bytes]:
     """Members with the routing hints, each with a comma before it. Both routes have them under the same names.
 

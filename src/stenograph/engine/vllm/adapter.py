@@ -29,6 +29,7 @@ from stenograph.engine.http.adapter import (
     EngineReading,
     known,
     list_models,
+    loras_in,
     passed_through,
 )
 from stenograph.engine.http.transport import HttpReply
@@ -121,17 +122,18 @@ class VLLM(EngineAdapter):
             reports_support=route is VLLMRoute.GENERATE,
             media=frozenset(MediaKind) if route is VLLMRoute.GENERATE else frozenset(),
             policy=served.name,
+            policies=loras_in(models.body),
             note=_note(found, status=tried.status),
         )
 
     def call(self, request: GenerateRequest) -> tuple[Call, EngineReading]:
         found = known(self._found)
-        streams = self._streams(found, request)
+        streams, model = self._streams(found, request), request.policy or found.model
         asked = structs.replace(request, params=self._leaving_room(request))
         call = Call(
             path=found.route.value,
             body=encode_request(
-                asked, route=found.route, model=found.model, streams=streams, wants_experts=self._wants_experts
+                asked, route=found.route, model=model, streams=streams, wants_experts=self._wants_experts
             ),
             headers=request_headers(request.request_id, request.routing),
             streams=streams,
@@ -151,7 +153,7 @@ class VLLM(EngineAdapter):
         reader = VLLMReader(expected)
         if not self._scores(request.params):
             return call, VLLMReading(reader)
-        return call, VLLMGuidedReading(reader, request, route=found.route, model=found.model)
+        return call, VLLMGuidedReading(reader, request, route=found.route, model=model)
 
     def abort_call(self, request_id: RequestId) -> Call | None:
         found = known(self._found)

@@ -1,0 +1,220 @@
+"""A session's LoRA: checked at its opening, sent with each turn, kept in records and samples; lost, it is an error."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from standins.lmdeploy_server import LMDeployServer
+from standins.planned_server import PlannedServer, ReplyScript
+from standins.scripted_engine import ScriptedEngine
+from standins.sglang_server import SGLangServer
+from standins.vllm_server import VLLMServer
+from stenograph.client import Client
+from stenograph.core.clock import SystemClock
+from stenograph.engine.base import EngineState
+from stenograph.engine.fleet.fleet import Fleet, FleetMember
+from stenograph.engine.http.adapter import AdapterOptions, EngineAdapter
+from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
+from stenograph.engine.lmdeploy.adapter import LMDeploy
+from stenograph.engine.sglang.chat import SGLangChat
+from stenograph.engine.sglang.generate import SGLangGenerate
+from stenograph.engine.vllm.adapter import VLLM
+from stenograph.store.folder import DataFolder
+from stenograph.store.sqlite import SqliteStore
+from stenograph.text.renderer import Renderer
+
+from .conftest import END, Live, assistant, running, user
+
+VOCAB = 320
+KINDS: dict[str, tuple[Callable[[], PlannedServer], type[EngineAdapter]]] = {
+    "sglang": (lambda: SGLangServer(stop_id=END), SGLangChat),
+    "sglang-generate": (lambda: SGLangServer(stop_id=END), SGLangGenerate),
+    "vllm": (VLLMServer, VLLM),
+    "vllm-completions": (lambda: VLLMServer(scale_out=False), VLLM),
+}
+WITHOUT = {"lmdeploy": (LMDeployServer, LMDeploy)}
+LORAS = {"code": "/loras/code", "prose": "/loras/prose"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraRig(Live):
+    """A server before stand-ins of one kind of engine."""
+
+    servers: list[PlannedServer]
+    fleet: Fleet
+
+    def plan(self, text: str) -> None:
+        script = ReplyScript(ids=(*self.renderer.tokenizer.encode(text), END), text=text, matched=END)
+        for server in self.servers:
+            server.plan(script)
+
+    async def refused(self, path: str, body: Any, status: int) -> dict[str, Any]:
+        answer = await self.call("POST", path, body)
+        assert answer.status == status, answer.body
+        error: dict[str, Any] = answer.json()["error"]
+        return error
+
+
+@asynccontextmanager
+async def rigged(kind: str, renderer: Renderer, *loras: dict[str, str], **settings: Any) -> AsyncIterator[LoraRig]:
+    """A server before an engine for each of these tables of LoRAs."""
+    make, adapter = {**KINDS, **WITHOUT}[kind]
+    options = AdapterOptions(model="stand-in", vocab_size=VOCAB, max_context_tokens=4096)
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(make()) for _ in loras]
+        for server, known in zip(servers, loras, strict=True):
+            server.loras.update(known)
+        engines = [HttpEngine(HttpEngineOptions(url=one.url), adapter(options)) for one in servers]  # type: ignore[call-arg]
+        members = [FleetMember(name=one.name, engine=one, url=one.url) for one in engines]
+        fleet = Fleet(members, clock=SystemClock())
+        await fleet.start()
+        stack.push_async_callback(fleet.aclose)
+        url, manager = await stack.enter_async_context(running(fleet, renderer, **settings))
+        client = await stack.enter_async_context(aiohttp.ClientSession())
+        unused = ScriptedEngine(vocab_size=1)
+        yield LoraRig(
+            url=url, engine=unused, renderer=renderer, manager=manager, client=client, servers=servers, fleet=fleet
+        )
+
+
+def asked_lora(asked: Any) -> str | None:
+    """The LoRA of a generation, by its engine's name for the field."""
+    body: dict[str, Any] = asked.json
+    return body.get("lora_path") if asked.path in ("/generate", "/v1/chat/completions") else body["model"]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_each_turn_is_sampled_by_its_session_s_lora_and_says_so(
+    renderer: Renderer, kind: str, stream: bool
+) -> None:
+    async with rigged(kind, renderer, LORAS) as rig:
+        base = None if kind.startswith("sglang") else "stand-in"
+        sessions = {name: await rig.open(policy=name, group="g") for name in LORAS}
+        plain = await rig.open()
+        for name, session in [*sessions.items(), (base, plain)]:
+            for turns in ([user("one")], [user("one"), assistant("ok"), user("two")]):
+                rig.plan("ok")
+                assert (await rig.chat(session, *turns, stream=stream)).status == 200
+                assert asked_lora(rig.servers[0].requests[-1]) == name
+            records = (await rig.call("GET", f"/sessions/{session}")).json()
+            assert {record["policy"] for record in records["records"]} == {name or "stand-in"}
+            assert records["metadata"].get("policy") == (None if session is plain else name)
+            samples = (await rig.call("POST", f"/sessions/{session}/samples", {"format": "json"})).json()["samples"]
+            assert [sample["metadata"]["policy"] for sample in samples] == [name or "stand-in"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_lora_that_no_engine_has_is_refused_with_the_names_of_those_that_there_are(
+    renderer: Renderer, kind: str
+) -> None:
+    async with rigged(kind, renderer, LORAS) as rig:
+        error = await rig.refused("/sessions", {"policy": "poems"}, 400)
+        assert error["param"] == "/policy"
+        assert error["message"] == "policy: no engine has the LoRA 'poems'; they have 'code', 'prose'."
+        rig.servers[0].loras["poems"] = "/loras/poems"  # loaded meanwhile, by another way
+        assert await rig.open(policy="poems")
+        own = await rig.refused("/sessions", {"policy": "stand-in"}, 400)
+        assert own["param"] == "/policy", "the model itself is no LoRA"
+        chat = {"messages": [user("one")], "lora_path": "code"}
+        assert (await rig.refused("/v1/chat/completions", chat, 400))["param"] == "/lora_path"
+
+
+async def test_an_engine_without_loras_refuses_a_policy(live: Live) -> None:
+    answer = await live.call("POST", "/sessions", {"policy": "code"})
+    assert (answer.status, answer.json()["error"]["param"]) == (400, "/policy")
+    assert "samples by none" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_lora_lost_between_two_turns_is_an_error_and_nothing_is_recorded(
+    renderer: Renderer, kind: str, stream: bool
+) -> None:
+    async with rigged(kind, renderer, LORAS) as rig:
+        session = await rig.open(policy="code")
+        rig.plan("ok")
+        assert (await rig.chat(session, user("one"))).status == 200
+        del rig.servers[0].loras["code"]
+        line = [user("one"), assistant("ok"), user("two")]
+        body = {"messages": line, "stream": stream}
+        error = await rig.refused(f"/sessions/{session}/v1/chat/completions", body, 503)
+        assert error["code"] == "engine_unavailable"
+        assert "no longer has the LoRA 'code'" in error["message"]
+        assert len((await rig.call("GET", f"/sessions/{session}")).json()["records"]) == 1
+        assert (await rig.refused("/sessions", {"policy": "code"}, 400))["param"] == "/policy"
+        rig.servers[0].loras["code"] = "/loras/code"
+        rig.plan("again")
+        assert (await rig.chat(session, *line)).status == 200
+        assert len((await rig.call("GET", f"/sessions/{session}")).json()["records"]) == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_fleet_gives_a_session_to_an_engine_that_has_its_lora(renderer: Renderer, kind: str) -> None:
+    async with rigged(kind, renderer, {}, LORAS, {}) as rig:
+        sessions = [await rig.open(policy="code") for _ in range(6)]
+        for session in sessions:
+            assert (await rig.chat(session, user("one"))).status == 200
+        assert [len(server.requests) for server in rig.servers] == [0, 6, 0]
+        plain = [await rig.open() for _ in range(6)]
+        await asyncio.gather(*(rig.chat(session, user("one")) for session in plain))
+        assert all(server.requests for server in rig.servers), "the others are used for the rest"
+
+
+async def test_a_session_moves_to_the_engine_that_still_has_its_lora(renderer: Renderer) -> None:
+    async with rigged("vllm", renderer, LORAS, LORAS) as rig:
+        session = await rig.open(policy="code")
+        rig.plan("ok")
+        assert (await rig.chat(session, user("one"))).status == 200
+        home = [bool(server.requests) for server in rig.servers].index(True)
+        del rig.servers[home].loras["code"]
+        answer = await rig.chat(session, user("one"), assistant("ok"), user("two"))
+        assert answer.status == 200, answer.body
+        assert [asked_lora(server.requests[-1]) for server in rig.servers] == ["code", "code"]
+        assert {one.health.state for one in rig.fleet.statuses()} == {EngineState.READY}
+        assert not any(one.health.detail for one in rig.fleet.statuses()), "the loser is not in doubt"
+
+
+async def test_an_engine_that_does_not_answer_may_have_the_lora(renderer: Renderer) -> None:
+    async with rigged("vllm", renderer, {}, LORAS) as rig:
+        await rig.servers[1].aclose()
+        await rig.fleet.members[rig.servers[1].url].find_policies()
+        assert await rig.open(policy="code"), "it listed it last"
+        error = await rig.refused("/sessions", {"policy": "poems"}, 503)
+        assert error["code"] == "engine_unavailable"
+
+
+async def test_a_session_keeps_its_lora_over_a_restart_and_is_sampled_by_no_engine_without(
+    renderer: Renderer, tmp_path: Path
+) -> None:
+    held, line = DataFolder(tmp_path, address=""), [user("one"), assistant("ok"), user("two")]
+    async with aclosing(await SqliteStore.open(held)) as store, rigged("vllm", renderer, LORAS, store=store) as rig:
+        session = await rig.open(policy="code")
+        rig.plan("ok")
+        assert (await rig.chat(session, user("one"))).status == 200
+    async with aclosing(await SqliteStore.open(held)) as store, rigged("lmdeploy", renderer, {}, store=store) as rig:
+        error = await rig.refused(f"/sessions/{session}/v1/chat/completions", {"messages": line}, 503)
+        assert "sampled by the LoRA 'code', and the engine lmdeploy takes none" in error["message"]
+        assert not rig.servers[0].requests
+    async with aclosing(await SqliteStore.open(held)) as store, rigged("vllm", renderer, LORAS, store=store) as rig:
+        assert (await rig.chat(session, *line)).status == 200
+        assert asked_lora(rig.servers[0].requests[-1]) == "code"
+    held.close()
+
+
+async def test_the_client_opens_sessions_of_a_lora(renderer: Renderer) -> None:
+    async with (
+        rigged("vllm", renderer, LORAS) as rig,
+        Client(rig.url) as client,
+        client.session(policy="prose") as session,
+    ):
+        rig.plan("ok")
+        assert (await rig.chat(session.id, user("one"))).status == 200
+        (sample,) = await session.samples()
+        assert sample.metadata["policy"] == "prose"
