@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-OUT_OF_DOCS = re.compile(r"\[([^\]\n]+)\]\(\.\./[^)\s]+\)")
+OUT_OF_DOCS = re.compile(r"\[([^\]]+)\]\(\.\./[^)\s]+\)")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:

@@ -38,6 +38,14 @@ def test_each_page_is_once_in_the_navigation() -> None:
     assert sorted(navigation()) == sorted(page.name for page in DOCS.glob("*.md"))
 
 
+def test_the_site_s_warnings_are_errors() -> None:
+    """mkdocs counts the warnings that it logs: `--quiet` would let every one pass."""
+    (build,) = [line for line in (ROOT / "scripts" / "docs").read_text().splitlines() if " build " in line]
+    assert "--strict" in build.split()
+    assert not {"--quiet", "-q"} & set(build.split())
+    assert "scripts/docs" in (ROOT / "scripts" / "check").read_text().splitlines()
+
+
 def test_the_index_leads_to_each_guide_and_reference() -> None:
     index = (DOCS / "index.md").read_text(encoding="utf-8")
     named = set(re.findall(r"\]\(([\w-]+\.md)", index))
