@@ -1,11 +1,13 @@
 """Runs docs/tutorial.md as a reader would, in a folder of its own: each block in order, with a real model.
 
 A `stenograph serve` runs until the next one begins, or the page ends. The pip lines run as they stand, but for
-TORCH_REQUIREMENT in the place of `torch`. Prints each block with its seconds.
+TORCH_REQUIREMENT in the place of `torch`. Prints each block with its seconds, by the clock and of CPU; a server's are
+those of the block that ends it.
 """
 
 import os
 import re
+import resource
 import shlex
 import subprocess
 import sys
@@ -67,19 +69,31 @@ class Reader:
         return str(self.folder / ".venv" / "bin" / "python")
 
 
+def spent() -> tuple[float, float]:
+    """The clock, and the CPU of all children that have ended."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.monotonic(), ended.ru_utime + ended.ru_stime
+
+
+def since(before: tuple[float, float]) -> tuple[float, float]:
+    """The seconds by the clock, and those of CPU."""
+    clock, cpu = spent()
+    return clock - before[0], cpu - before[1]
+
+
 def main() -> None:
     folder = Path(sys.argv[1]).resolve()
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
-    reader, began = Reader(folder), time.monotonic()
+    reader, began = Reader(folder), spent()
     try:
         for kind, block in blocks(PAGE.read_text(encoding="utf-8")):
-            start = time.monotonic()
+            start = spent()
             say(f"$ {block.strip().splitlines()[0]} …")
             reader.follow(kind, block)
-            say(f"  {time.monotonic() - start:.0f} s")
+            say("  {:.0f} s, CPU {:.0f} s".format(*since(start)))
     finally:
         reader.stop()
-    say(f"the whole page: {(time.monotonic() - began) / 60:.1f} minutes")
+    say("the whole page: {:.0f} s, CPU {:.0f} s".format(*since(began)))
 
 
 if __name__ == "__main__":

@@ -110,11 +110,13 @@ def manifests() -> list[Any]:
 
 
 def test_the_image_is_built_of_what_is_there_and_runs_as_nobody_in_particular() -> None:
-    known = {"FROM", "WORKDIR", "COPY", "RUN", "ENV", "USER", "VOLUME", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK"}
+    known = {"ARG", "FROM", "WORKDIR", "COPY", "RUN", "ENV", "USER", "VOLUME", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK"}
     assert {name for name, _ in instructions()} == known | {"ENTRYPOINT"}
     for name, rest in instructions():
+        if name == "ARG":
+            assert re.fullmatch(r"BASE=[\w./-]+:[\w.-]*\d[\w.-]*", rest)  # of a version
         if name == "FROM":
-            assert re.fullmatch(r"[\w./-]+:[\w.-]*\d[\w.-]*( AS \w+)?", rest)  # of a version
+            assert re.fullmatch(r"\$\{BASE\}( AS \w+)?", rest)
         if name == "COPY" and not rest.startswith("--from"):
             assert all((ROOT / source).exists() for source in rest.split()[:-1])
     assert instruction("USER") == "10001"
