@@ -36,7 +36,8 @@ def required(name: str) -> Iterator[Distribution]:
         waiting += [match[0] for one in needs if (match := re.match(r"[\w.-]+", one))]
 
 
-def package(name: str, version: str, licence: str, purl: str) -> dict[str, Any]:
+def package(name: str, version: str, licence: str, purl: str, declared: str = "NOASSERTION") -> dict[str, Any]:
+    """A part. `declared` is its licence as an SPDX expression, where it states one; `licence` are its own words."""
     return {
         "SPDXID": "SPDXRef-" + re.sub(r"[^\w.-]", "-", f"{name}-{version}").replace("_", "-"),
         "name": name,
@@ -44,7 +45,7 @@ def package(name: str, version: str, licence: str, purl: str) -> dict[str, Any]:
         "downloadLocation": "NOASSERTION",
         "filesAnalyzed": False,
         "licenseConcluded": "NOASSERTION",
-        "licenseDeclared": "NOASSERTION",
+        "licenseDeclared": declared,
         "licenseComments": licence,
         "copyrightText": "NOASSERTION",
         "externalRefs": [
@@ -56,9 +57,9 @@ def package(name: str, version: str, licence: str, purl: str) -> dict[str, Any]:
 def installed() -> Iterator[dict[str, Any]]:
     for one in required(ROOT_NAME):
         name, facts = one.metadata["Name"], one.metadata
-        said = [facts[key] for key in ("License-Expression", "License") if key in facts]
-        licence = said[0] if said else "not said"
-        yield package(name, one.version, licence.splitlines()[0], f"pkg:pypi/{name.lower()}@{one.version}")
+        said = [facts[key].splitlines()[0] for key in ("License-Expression", "License") if key in facts]
+        declared = said[:1] if "License-Expression" in facts else []
+        yield package(name, one.version, (said or ["not said"])[0], f"pkg:pypi/{name.lower()}@{one.version}", *declared)
 
 
 def vendored() -> Iterator[dict[str, Any]]:

@@ -119,6 +119,11 @@ def test_the_image_is_built_of_what_is_there_and_runs_as_nobody_in_particular() 
             assert re.fullmatch(r"\$\{BASE\}( AS \w+)?", rest)
         if name == "COPY" and not rest.startswith("--from"):
             assert all((ROOT / source).exists() for source in rest.split()[:-1])
+    copied = [
+        name for kind, rest in instructions() if kind == "COPY" and "--from" not in rest for name in rest.split()[:-1]
+    ]
+    sent = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    assert sorted(sent) == sorted(copied)
     assert instruction("USER") == "10001"
     assert instruction("EXPOSE") == environment()["STENOGRAPH_PORT"]
 
