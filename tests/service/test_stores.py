@@ -462,6 +462,17 @@ async def test_rows_of_several_sessions_wait_for_each_other_also_after_a_read(
         assert (store.stats.num_rows, store.stats.num_groups) == (5, 2)
 
 
+async def test_rows_of_one_iteration_of_the_loop_are_one_group(folder: DataFolder) -> None:
+    async with aclosing(await SqliteStore.open(folder)) as store:
+        tails = [await store.create(session_id(n), b"", at=1.0, ttl_s=None) for n in range(5)]
+        for tail in tails[1:]:
+            store.append(tail, b"row", adds=ONE_TURN, at=1.0, done=lambda error: None)
+            for _ in range(1000):
+                os.sched_yield()  # time for a thread that would not wait
+        await appended(store, tails[0], b"row")
+        assert (store.stats.num_rows, store.stats.num_groups) == (5, 1)
+
+
 class Counting(FileConnection):
     """Counts transactions."""
 

@@ -22,9 +22,6 @@ from stenograph.store.settings import Durability
 APPLICATION_ID = 0x53746E67
 """`Stng`, in `PRAGMA application_id`: the file is ours."""
 
-MAX_GROUP_ROWS = 256
-"""Rows of one statement; it has five parameters a row, and SQLite takes 32,766."""
-
 LONG_LOG_BYTES = 16 * 2**20
 """The length at which a log is moved into the file. As many pages as SQLite's own default; but SQLite moves it within a
 write, and keeps a failure of the move to itself."""

@@ -1,13 +1,21 @@
 """Rows waiting to be written, as a group: their numbers and digests are settled together, at the write."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from stenograph.core.errors import StenographError
 from stenograph.core.types import SessionId
 from stenograph.store.base import Done, Tail
 from stenograph.store.codec.rows import Totals, row_body, row_digest
+
+Other = TypeVar("Other")
+
+MAX_GROUP_ROWS = 256
+"""Rows of one statement; it has five parameters a row, and SQLite takes 32,766."""
+
+MAX_GROUP_BYTES = 8 * 2**20
+"""Bytes of one statement; a single row may be larger."""
 
 
 class NewRow(NamedTuple):
@@ -92,3 +100,23 @@ class RowGroup:
         """All of it is there."""
         for end in self.ends.values():
             end.move()
+
+
+def statements(jobs: Sequence[RowAppend | Other]) -> Iterator[list[RowAppend] | Other]:
+    """Jobs in their order, consecutive rows together, as many as one statement takes."""
+    rows: list[RowAppend] = []
+    num_bytes = 0
+    for job in jobs:
+        if not isinstance(job, RowAppend):
+            if rows:
+                yield rows
+            rows, num_bytes = [], 0
+            yield job
+            continue
+        if len(rows) == MAX_GROUP_ROWS or num_bytes >= MAX_GROUP_BYTES:
+            yield rows
+            rows, num_bytes = [], 0
+        rows.append(job)
+        num_bytes += len(job.payload)
+    if rows:
+        yield rows

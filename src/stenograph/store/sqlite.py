@@ -1,8 +1,8 @@
 """Sessions in an SQLite file: one thread to write and to read, one statement for each group of rows.
 
-Owns the thread. The loop hands it jobs and goes on; the thread takes all waiting jobs, writes the rows of a group by
-one statement, and tells the loop of all of them at once. Numbers and digests of rows are settled on the thread, when
-they are written: a failed row leaves no gap, and nothing behind it depends on it.
+Owns the thread. The loop gathers rows while the thread writes those before them, hands them over together and goes on;
+the thread writes a group by one statement, and tells the loop of all of it at once. Numbers and digests of rows are
+settled on the thread, when they are written: a failed row leaves no gap, and nothing behind it depends on it.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
@@ -23,22 +23,14 @@ from stenograph.core.types import SessionId
 from stenograph.store import queries
 from stenograph.store.base import NO_SUMS, Done, MediaStore, StoredSession, StoredSummary, StoreStats, Sums, Tail
 from stenograph.store.codec.rows import COMMIT, OPENED, Totals, row_body, row_digest
-from stenograph.store.database import (
-    MAX_GROUP_ROWS,
-    Connect,
-    Database,
-    FileConnection,
-)
+from stenograph.store.database import Connect, Database, FileConnection
 from stenograph.store.folder import DataFolder
-from stenograph.store.groups import NewSession, RowAppend, RowGroup
+from stenograph.store.groups import MAX_GROUP_ROWS, NewSession, RowAppend, RowGroup, statements
 from stenograph.store.settings import Durability
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-MAX_GROUP_BYTES = 8 * 2**20
-"""Bytes of one statement; a single row may be larger."""
 
 LOOK_PERIOD_S = 1.0
 """Time after which the thread looks whether the file is still in its place. Not at each write: a look lets go of the
@@ -94,6 +86,8 @@ class _Deletions(_FileJob[set[SessionId]]):
 
 
 _Job = RowAppend | _FileJob[object]
+_Handed = list[RowAppend] | _FileJob[object] | None
+"""None: the end."""
 
 
 def sync_log(path: Path) -> None:
@@ -125,7 +119,12 @@ class SqliteStore:
         self._folder = folder
         self._on_failed = on_failed
         self._loop = asyncio.get_running_loop()
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Handed] = queue.SimpleQueue()
+        self._gathered: list[RowAppend] = []
+        """Rows for the thread, not handed over yet."""
+        self._hand_over_at: asyncio.Handle | None = None
+        self._num_handed = 0
+        """Lists of rows handed over whose end has not been told."""
         self._failure: StorageUnavailable | None = None
         self._num_rows = self._num_groups = self._num_bytes = self._num_full = self._num_failed = 0
         self._write_s = 0.0
@@ -135,12 +134,6 @@ class SqliteStore:
         self._unsynced_since: float | None = None
         self._looked_at = time.monotonic()
         self._is_closed = False
-        self._urgent = threading.Event()
-        """Set after a job has come that ends the wait of a group's rows."""
-        self._num_urgent = 0
-        """Number of such jobs, counted by the loop alone."""
-        self._num_urgent_taken = 0
-        """Number of them taken, counted by the thread alone."""
         self._deletions: list[_Deletion] = []
         """Sessions deleted in this event-loop iteration."""
         self._ended: asyncio.Future[None] = self._loop.create_future()
@@ -197,7 +190,34 @@ class SqliteStore:
         if self._is_closed:
             self._loop.call_soon(done, _closed())
             return
-        self._jobs.put(RowAppend(tail, kind, payload, adds, at, done))
+        self._gathered.append(RowAppend(tail, kind, payload, adds, at, done))
+        if self._hand_over_at is None and not self._num_handed:
+            self._hand_over_soon()
+
+    def _hand_over_soon(self) -> None:
+        """Hand the rows over together with the others of this event-loop iteration, or after a while, if another
+        session has just written one."""
+        left_s = self._last_end_s + GATHER_S - time.monotonic()
+        if left_s > 0 and self._gathered[0].tail is not self._last_tail:
+            self._hand_over_at = self._loop.call_later(left_s, self._hand_over)
+        else:
+            self._hand_over_at = self._loop.call_soon(self._hand_over)
+
+    def _hand_over(self) -> None:
+        if self._hand_over_at is not None:
+            self._hand_over_at.cancel()
+            self._hand_over_at = None
+        rows, self._gathered = self._gathered, []
+        for start in range(0, len(rows), MAX_GROUP_ROWS):
+            self._num_handed += 1
+            self._jobs.put(rows[start : start + MAX_GROUP_ROWS])
+
+    def _told(self, jobs: Sequence[_Job], num_handed: int) -> None:
+        """Tell each job of its end, and hand over what was gathered meanwhile."""
+        _tell_all(jobs)
+        self._num_handed -= num_handed
+        if self._gathered and self._hand_over_at is None and not self._num_handed:
+            self._hand_over_soon()
 
     async def create(
         self, session_id: SessionId, payload: bytes, *, at: float, ttl_s: float | None, key: str | None = None
@@ -288,9 +308,8 @@ class SqliteStore:
         return await future
 
     def _put_urgent(self, job: "_FileJob[object] | None") -> None:
-        self._num_urgent += 1
+        self._hand_over()
         self._jobs.put(job)
-        self._urgent.set()
 
     # --- on the thread -----------------------------------------------------------------------------------------------
 
@@ -308,15 +327,15 @@ class SqliteStore:
 
     def _run_waiting(self, *, waits: bool) -> bool:
         """Do the waiting jobs, and tell the loop of them; False at the end. `waits`: for the first one."""
-        jobs, is_end = self._taken(waits=waits)
+        jobs, num_handed, is_end = self._taken(waits=waits)
         if jobs:
             began = time.perf_counter()
             self._look()
-            for group in _groups(jobs):
+            for group in statements(jobs):
                 self._do(group)
                 self._sync_if_due()
             self._write_s += time.perf_counter() - began
-            self._tell(_tell_all, jobs)
+            self._tell(partial(self._told, jobs), num_handed)
             self._move_log()
         self._sync_if_due()
         return not is_end
@@ -325,34 +344,26 @@ class SqliteStore:
         """Do the waiting jobs, between two parts of a backup."""
         self._run_waiting(waits=False)
 
-    def _taken(self, *, waits: bool) -> tuple[list[_Job], bool]:
+    def _taken(self, *, waits: bool) -> tuple[list[_Job], int, bool]:
+        """The jobs that wait, how many lists of rows they came in, and whether they are the last."""
         jobs: list[_Job] = []
-        num_bytes = 0
-        while len(jobs) < MAX_GROUP_ROWS and num_bytes < MAX_GROUP_BYTES:
+        num_handed = 0
+        while len(jobs) < MAX_GROUP_ROWS:
             try:
-                job = self._jobs.get(waits and not jobs, self._patience_s())
+                handed = self._jobs.get(waits and not jobs, self._patience_s())
             except queue.Empty:
                 break
-            if job is None:
-                if waits:
-                    return jobs, True
+            if isinstance(handed, list):
+                num_handed += 1
+                jobs += handed
+            elif handed is not None:
+                jobs.append(handed)
+            elif waits:
+                return jobs, num_handed, True
+            else:
                 self._jobs.put(None)  # a backup is on its way: the end comes after it
                 break
-            if not isinstance(job, RowAppend):
-                self._num_urgent_taken += 1
-            elif waits and not jobs:
-                self._gather(job.tail)
-            jobs.append(job)
-            num_bytes += len(job.payload) if isinstance(job, RowAppend) else 0
-        return jobs, False
-
-    def _gather(self, tail: Tail) -> None:
-        """Let more rows come, if another session has just written one."""
-        left_s = self._last_end_s + GATHER_S - time.monotonic()
-        if left_s > 0 and tail is not self._last_tail:
-            self._urgent.clear()
-            if self._num_urgent == self._num_urgent_taken:  # one that comes from here on sets it again
-                self._urgent.wait(left_s)
+        return jobs, num_handed, False
 
     def _patience_s(self) -> float | None:
         """Time to wait for a job: until written rows have to be synced."""
@@ -471,21 +482,6 @@ def _unexpected(error: Exception) -> StorageUnavailable:
     made = StorageUnavailable(problem, is_full=False)
     made.__cause__ = error
     return made
-
-
-def _groups(jobs: Sequence[_Job]) -> "Iterator[list[RowAppend] | _FileJob[object]]":
-    """Jobs in their order, consecutive rows together."""
-    rows: list[RowAppend] = []
-    for job in jobs:
-        if isinstance(job, RowAppend):
-            rows.append(job)
-            continue
-        if rows:
-            yield rows
-            rows = []
-        yield job
-    if rows:
-        yield rows
 
 
 def _tell_all(jobs: Sequence[_Job]) -> None:
