@@ -10,10 +10,10 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from stenograph.core.errors import EngineUnavailable
+from stenograph.core.errors import EngineUnavailable, StenographError
 from stenograph.core.routing import RoutingHint
 from stenograph.core.types import Chunk, Finish, FinishReason, GrammarKind, RequestId
-from stenograph.engine.base import Capabilities, Engine, EngineHealth, EngineState, GenerateRequest
+from stenograph.engine.base import Capabilities, Engine, EngineHealth, EngineLoad, EngineState, GenerateRequest
 from stenograph.engine.scoring import Alternatives, ScoreRequest, Scores
 
 
@@ -77,6 +77,8 @@ class ScriptedEngine(Engine):
             streams=True,
             hints=frozenset(RoutingHint),
         )
+        self.load: EngineLoad | StenographError | None = None
+        """Its own word about its memory; None: it never says."""
         self.scored: list[ScoreRequest] = []
         """Requests for scores, in order."""
         self.unscored: list[RequestId] = []
@@ -152,6 +154,11 @@ class ScriptedEngine(Engine):
 
     async def find_version(self) -> str | None:
         return self.weight_version
+
+    async def find_load(self) -> EngineLoad | None:
+        if isinstance(self.load, StenographError):
+            raise self.load
+        return self.load
 
     async def score(self, request: ScoreRequest) -> Scores:
         """Scores made up of ids and places, and of the policy's name; a paused engine gives none."""

@@ -119,6 +119,8 @@ class SGLangServer(PlannedServer):
         self._reports = reports
         self.server_info: dict[str, Any] | None = None
         """The answer to `/server_info`; None: there is no such route."""
+        self.load: dict[str, Any] | None = None
+        """The one rank in the answer to `/v1/loads`; None: there is no such route."""
         self.closed: list[str] = []
         """Sessions that were closed."""
         self.model_info_version: str | None = None
@@ -183,6 +185,8 @@ class SGLangServer(PlannedServer):
                 card = {"id": self._model, "object": "model", "created": 0, "owned_by": "sglang", "root": self._model}
                 card |= {"parent": None, "max_model_len": self._max_model_len}
                 return {"object": "list", "data": [card, *lora_cards(self.loras, self._model)]}
+            case "GET", "/v1/loads" if self.load is not None:
+                return {"loads": [self.load]}
             case "POST", "/tokenize":
                 ids = self._encode(str(body.get("prompt", "")))
                 return {"tokens": ids, "count": len(ids)}

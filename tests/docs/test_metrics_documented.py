@@ -5,8 +5,9 @@ from pathlib import Path
 
 from stenograph.cluster.shared_store import OWNER_METRICS
 from stenograph.cluster.worker import WORKER_METRICS
-from stenograph.http.metric_table import METRICS, STORE_METRICS, WEIGHT_METRICS, Metric
+from stenograph.http.metric_table import METRICS, WEIGHT_METRICS, Metric
 from stenograph.http.metrics import Metrics
+from stenograph.http.session_services import STORE_METRICS
 from stenograph.otel.tracing import TRACE_METRICS
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"

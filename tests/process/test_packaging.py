@@ -23,8 +23,9 @@ from standins.tiny.llama import write_tiny_folder
 from stenograph.cli.main import main
 from stenograph.cli.settings_table import SETTINGS, load_settings
 from stenograph.cluster.worker import WORKER_METRICS
-from stenograph.http.metric_table import METRICS, STORE_METRICS, WEIGHT_METRICS, MetricType
+from stenograph.http.metric_table import METRICS, WEIGHT_METRICS, MetricType
 from stenograph.http.metrics import Metrics
+from stenograph.http.session_services import STORE_METRICS
 from stenograph.otel.tracing import TRACE_METRICS
 
 ROOT = Path(__file__).parents[2]

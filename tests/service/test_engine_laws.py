@@ -35,7 +35,8 @@ from stenograph.core.types import (
 )
 from stenograph.embedded.wire import Failed
 from stenograph.engine.base import GenerateRequest
-from stenograph.engine.fleet.fleet import Fleet, FleetMember
+from stenograph.engine.fleet.fleet import Fleet
+from stenograph.engine.fleet.members import FleetMember
 from stenograph.engine.http.adapter import AdapterOptions
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.sglang.chat import SGLangChat

@@ -16,7 +16,8 @@ from standins.planned_server import PlannedServer, ReplyScript
 from standins.sglang_server import SGLangServer
 from standins.vllm_server import VLLMServer
 from stenograph.core.clock import SystemClock
-from stenograph.engine.fleet.fleet import Fleet, FleetMember
+from stenograph.engine.fleet.fleet import Fleet
+from stenograph.engine.fleet.members import FleetMember
 from stenograph.engine.http.adapter import AdapterOptions, EngineAdapter
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.lmdeploy.adapter import LMDeploy

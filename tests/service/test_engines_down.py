@@ -15,7 +15,8 @@ from standins.scripted_engine import ScriptedEngine
 from standins.sglang_server import SGLangServer
 from stenograph.core.clock import SystemClock
 from stenograph.engine.base import Engine
-from stenograph.engine.fleet.fleet import Fleet, FleetMember
+from stenograph.engine.fleet.fleet import Fleet
+from stenograph.engine.fleet.members import FleetMember
 from stenograph.engine.http.adapter import AdapterOptions
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.lmdeploy.adapter import LMDeploy

@@ -14,7 +14,8 @@ from standins.scripted_engine import ScriptedEngine
 from stenograph.core.clock import SystemClock
 from stenograph.core.weights import ControlAnswer, NameWeights, UpdateWeights, WeightCommand
 from stenograph.engine.base import EngineHealth, EngineState
-from stenograph.engine.fleet.fleet import Fleet, FleetMember
+from stenograph.engine.fleet.fleet import Fleet
+from stenograph.engine.fleet.members import FleetMember
 from stenograph.session.weights import SyncState, Weights
 from stenograph.text.renderer import Renderer
 from stenograph.weights.engine_routes import EngineRoutes

@@ -29,7 +29,8 @@ from stenograph.engine.base import (
     GenerateRequest,
     Outcome,
 )
-from stenograph.engine.fleet.fleet import Fleet, FleetMember
+from stenograph.engine.fleet.fleet import Fleet
+from stenograph.engine.fleet.members import FleetMember
 from stenograph.engine.fleet.placement import FIRST_PAUSE_S, common_capabilities
 
 SAID = (5, 6, 7)
@@ -350,8 +351,14 @@ def test_whatever_happens_nothing_stays_held_and_every_try_has_an_outcome(plan: 
             rig.check_idle()
         counts = [status.counts for status in rig.statuses if status.counts is not None]
         assert [sum(count.outcomes.values()) for count in counts] == rig.num_asked()
-        homes = Counter(session.home.name for session in rig.fleet._sessions.values() if session.home is not None)
+        places = [place for place in rig.fleet._sessions._places.values() if place.home is not None]
+        homes = Counter(place.home.name for place in places if place.home is not None)
         assert {post.name: post.num_sessions for post in rig.fleet._posts if post.num_sessions} == dict(homes)
+        left = Counter[str]()
+        for place in (one for one in places if one.is_resident):
+            assert place.home is not None
+            left[place.home.name] += place.left_tokens[place.home.name]
+        assert {post.name: post.home_tokens for post in rig.fleet._posts if post.home_tokens} == dict(left)
 
     asyncio.run(play())
 

@@ -18,7 +18,8 @@ from standins.vllm_server import VLLMServer
 from stenograph.client import Client
 from stenograph.core.clock import SystemClock
 from stenograph.engine.base import EngineState
-from stenograph.engine.fleet.fleet import Fleet, FleetMember
+from stenograph.engine.fleet.fleet import Fleet
+from stenograph.engine.fleet.members import FleetMember
 from stenograph.engine.http.adapter import AdapterOptions, EngineAdapter
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.lmdeploy.adapter import LMDeploy

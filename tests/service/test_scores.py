@@ -14,7 +14,8 @@ from standins.clock import ManualClock
 from standins.scripted_engine import ScriptedEngine, scripted_score
 from stenograph.client import Client
 from stenograph.client.samples import decoded
-from stenograph.engine.fleet.fleet import Fleet, FleetMember
+from stenograph.engine.fleet.fleet import Fleet
+from stenograph.engine.fleet.members import FleetMember
 from stenograph.text.renderer import Renderer
 
 from .conftest import Live, assistant, running, user

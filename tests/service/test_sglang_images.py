@@ -15,7 +15,8 @@ from stenograph.core.media import new_expansions
 from stenograph.core.messages import MediaKind
 from stenograph.core.types import Chunk, Prompt, PromptMedia, RequestId, SamplingParams, token_ids
 from stenograph.engine.base import GenerateRequest
-from stenograph.engine.fleet.fleet import Fleet, FleetMember
+from stenograph.engine.fleet.fleet import Fleet
+from stenograph.engine.fleet.members import FleetMember
 from stenograph.engine.http.adapter import AdapterOptions
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.sglang.chat import SGLangChat

@@ -121,6 +121,17 @@ def seconds(high: float) -> Kind:
     return Kind(expected=f"a number of seconds above 0 and at most {high:g}", read=read)
 
 
+def seconds_or_zero(high: float) -> Kind:
+    """A number of seconds, fractions included, or 0."""
+    above = seconds(high)
+
+    def read(value: object) -> float:
+        is_zero = value == "0" or (value == 0 and not isinstance(value, bool))
+        return 0.0 if is_zero else cast("float", above.read(value))
+
+    return Kind(expected=f"a number of seconds from 0 to {high:g}", read=read)
+
+
 def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip()) and value.isprintable()
 

@@ -160,12 +160,38 @@ class EngineCounts:
     num_cached: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """An engine's own word about its memory and its queue, at one time.
+
+    `kv_usage` is the share of its keys and values, 0 to 1, that running requests hold; what is only cached does not
+    count. `kv_tokens` is all of it in tokens, `max_running` its largest batch, `num_preemptions` the requests that it
+    has computed again for want of memory since it began; None where it does not say.
+    """
+
+    kv_usage: float
+    num_running: int
+    num_waiting: int
+    kv_tokens: int | None = None
+    max_running: int | None = None
+    num_preemptions: int | None = None
+
+    def __post_init__(self) -> None:
+        counts = (self.num_running, self.num_waiting, self.kv_tokens, self.max_running, self.num_preemptions)
+        if not 0 <= self.kv_usage <= 1 or any(one is not None and one < 0 for one in counts):
+            raise ValueError(f"no engine is so full: {self}")
+
+
 class ShownEngine(TypedDict):
-    """An engine as each answer shows it. A field that stands here, and in `EngineStatus.shown`, is in all of them."""
+    """An engine as each answer shows it. A field that stands here, and in `EngineStatus.shown`, is in all of them.
+    `kv_usage` is the share of its memory that running requests hold, and `num_waiting` counts the requests in its own
+    queue, whoever sent them; null where it does not say, and of a single engine."""
 
     name: str
     engine: str
     detail: str
+    kv_usage: float | None
+    num_waiting: Count | None
 
 
 class EngineRow(ShownEngine):
@@ -179,7 +205,7 @@ class EngineRow(ShownEngine):
 class EngineStatus:
     """One engine as people and monitors see it. `name` is its address, or what it is; `note` its capabilities'.
 
-    `num_running` counts our requests; `counts` are there of an engine of several.
+    `num_running` counts our requests; `counts` and `load` are there of an engine of several, its `load` while it says.
     """
 
     name: str
@@ -188,6 +214,7 @@ class EngineStatus:
     note: str = ""
     num_running: int
     counts: EngineCounts | None = None
+    load: EngineLoad | None = None
 
     def shown(self) -> EngineRow:
         """The status as an answer shows it."""
@@ -197,6 +224,8 @@ class EngineStatus:
             "state": self.health.state,
             "detail": self.health.detail or self.note,
             "num_running": self.num_running,
+            "kv_usage": None if self.load is None else round(self.load.kv_usage, 4),
+            "num_waiting": None if self.load is None else self.load.num_waiting,
         }
 
 
@@ -279,6 +308,15 @@ class Engine(Protocol):
     def end_session(self, key: str) -> None:
         """No more turns with this `affinity_key` come: its cached state can go. Does not wait, and never raises."""
         return
+
+    @property
+    def num_waiting(self) -> int:
+        """Turns that wait here until an engine has memory for them."""
+        return 0
+
+    async def find_load(self) -> EngineLoad | None:
+        """The engine's own word about its memory and queue; None where it never says. Raises UpstreamError."""
+        return None
 
     async def find_version(self) -> str | None:
         """Name of the engine's weights, by its own word; None where it does not say."""

@@ -8,7 +8,18 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from stenograph.core.errors import StartupError
-from stenograph.core.settings import Section, choice, folder, matching, seconds, setting, text, texts, whole_number
+from stenograph.core.settings import (
+    Section,
+    choice,
+    folder,
+    matching,
+    seconds,
+    seconds_or_zero,
+    setting,
+    text,
+    texts,
+    whole_number,
+)
 
 
 class EngineKind(enum.StrEnum):
@@ -97,6 +108,18 @@ class EngineSettings:
     )
     connect_timeout_s: float = setting(
         5.0, seconds(3600), "Longest time that connecting to the engine may take.", unit="seconds"
+    )
+    engine_load_interval_s: float = setting(
+        1.0,
+        seconds_or_zero(3600),
+        "How often each of several engines is asked how full its memory is; 0: never, and turns go by our own counts.",
+        unit="seconds",
+    )
+    engine_wait_s: float = setting(
+        60.0,
+        seconds_or_zero(86400),
+        "Longest time that a turn waits here for memory of one of several engines; 0: it waits at the engine.",
+        unit="seconds",
     )
     max_reply_bytes: int = setting(
         128 * 2**20,

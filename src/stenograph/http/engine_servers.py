@@ -8,7 +8,8 @@ from stenograph.core.clock import Clock
 from stenograph.core.errors import StartupError
 from stenograph.core.loaded import entry
 from stenograph.core.types import LogprobsKind
-from stenograph.engine.fleet.fleet import Fleet, FleetMember
+from stenograph.engine.fleet.fleet import Fleet
+from stenograph.engine.fleet.members import FleetMember
 from stenograph.engine.http.adapter import AdapterOptions, EngineAdapter
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.settings import EngineKind, ReplayKind
@@ -79,4 +80,11 @@ def make_fleet(settings: Settings, files: ModelFiles, body_slots: BodySlots, clo
     """The engines at the addresses of the settings; not yet started. Arguments are those of `make_engine`."""
     make = maker(settings, files, body_slots)
     members = [make(url) for url in settings.engine_url]
-    return Fleet(members, clock=clock, trial_s=2 * settings.connect_timeout_s, make=make)
+    return Fleet(
+        members,
+        clock=clock,
+        trial_s=2 * settings.connect_timeout_s,
+        make=make,
+        load_interval_s=settings.engine_load_interval_s,
+        max_wait_s=settings.engine_wait_s,
+    )

@@ -56,14 +56,14 @@ def engines(bodies: Sequence[bytes]) -> bytes:
 
 
 def _merged_engines(decoded: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Each engine once: counts are summed, of all else the first stands, and the first state other than ready with its
-    detail."""
+    """Each engine once: our turns are summed, of all else the first stands, and the first state other than ready with
+    its detail."""
     merged: dict[tuple[str, str], dict[str, Any]] = {}
     for engine in (engine for one in decoded for engine in one["engines"]):
         seen = merged.setdefault((engine["engine"], engine["name"]), engine)
         if seen is engine:
             continue
-        seen |= {name: seen[name] + value for name, value in engine.items() if isinstance(value, int)}
+        seen["num_running"] += engine["num_running"]
         if seen["state"] == "ready":
             seen["state"], seen["detail"] = engine["state"], engine["detail"] or seen["detail"]
     return [*merged.values()]

@@ -16,9 +16,8 @@ from stenograph.core.kinds import StrandKind
 from stenograph.core.outcome import NO_VERDICT, RolloutVerdict, TokenFate
 from stenograph.core.stages import Stage
 from stenograph.core.telemetry import GrammarStep, SessionEnd, SessionReport, TurnEnd, TurnReport
-from stenograph.engine.base import Engine, EngineCounts, EngineState, EngineStatus, Outcome
+from stenograph.engine.base import Engine, EngineCounts, EngineLoad, EngineState, EngineStatus, Outcome
 from stenograph.session.manager import SessionManager
-from stenograph.session.storage import SessionStorage
 from stenograph.session.weights import UpdateOutcome, Weights
 
 S = TypeVar("S")
@@ -136,6 +135,11 @@ class Serving:
 def _of_fleet(read: Callable[[EngineCounts], Reading]) -> Callable[[EngineStatus], Reading]:
     """A reading of an engine of several: a single one has no such numbers."""
     return lambda engine: None if engine.counts is None else read(engine.counts)
+
+
+def _of_load(read: Callable[[EngineLoad], float | None]) -> Callable[[EngineStatus], Reading]:
+    """A reading of an engine's own word, while there is one."""
+    return lambda engine: None if engine.load is None else read(engine.load)
 
 
 TURNS = row("stenograph_turns_total", COUNTER, "Turns, by how they ended.", TurnReport, "end", label=("end", TurnEnd))
@@ -367,6 +371,34 @@ METRICS: tuple[Metric, ...] = (
         lambda engine: engine.num_running,
     ),
     row(
+        "stenograph_turns_waiting",
+        GAUGE,
+        "Turns that wait here until an engine of a fleet has memory for them.",
+        Serving,
+        lambda server: server.engine.num_waiting,
+    ),
+    row(
+        "stenograph_engine_kv_usage",
+        GAUGE,
+        "Share of its keys and values, 0 to 1, that the running requests of this engine of a fleet hold, by its word.",
+        EngineStatus,
+        _of_load(lambda load: load.kv_usage),
+    ),
+    row(
+        "stenograph_engine_requests_waiting",
+        GAUGE,
+        "Requests in the queue of this engine of a fleet, whoever sent them, by its word.",
+        EngineStatus,
+        _of_load(lambda load: load.num_waiting),
+    ),
+    row(
+        "stenograph_engine_preemptions_total",
+        COUNTER,
+        "Requests that this engine of a fleet computed again for want of memory, by its word; vLLM says so.",
+        EngineStatus,
+        _of_load(lambda load: load.num_preemptions),
+    ),
+    row(
         "stenograph_engine_requests_total",
         COUNTER,
         "Turns given to this engine of a fleet, by how they ended; moved turns went on to another engine.",
@@ -399,74 +431,6 @@ METRICS: tuple[Metric, ...] = (
     ),
 )
 """Every metric, in the order of the exposition."""
-
-STORE_METRICS = (
-    row(
-        "stenograph_store_rows_total",
-        COUNTER,
-        "Requests whose turns the store has written.",
-        SessionStorage,
-        lambda storage: storage.store.stats.num_rows,
-    ),
-    row(
-        "stenograph_store_groups_total",
-        COUNTER,
-        "Groups that they were written in; a group is synced once.",
-        SessionStorage,
-        lambda storage: storage.store.stats.num_groups,
-    ),
-    row(
-        "stenograph_store_bytes_total",
-        COUNTER,
-        "Bytes of these rows.",
-        SessionStorage,
-        lambda storage: storage.store.stats.num_bytes,
-    ),
-    row(
-        "stenograph_store_busy_seconds_total",
-        COUNTER,
-        "Seconds that the store's thread was at work.",
-        SessionStorage,
-        lambda storage: storage.store.stats.write_s,
-    ),
-    row(
-        "stenograph_store_failures_total",
-        COUNTER,
-        "Writes that failed: because the disk was full, or for any other reason, after which the server ends.",
-        SessionStorage,
-        lambda storage: {"full": storage.store.stats.num_full, "failed": storage.store.stats.num_failed},
-        label=("reason", ("full", "failed")),
-    ),
-    row(
-        "stenograph_store_sessions_read_total",
-        COUNTER,
-        "Sessions that were read from the store, to go on or to be looked at.",
-        SessionStorage,
-        lambda storage: storage.num_read,
-    ),
-    row(
-        "stenograph_store_sessions_damaged_total",
-        COUNTER,
-        "Reads that found a session damaged.",
-        SessionStorage,
-        lambda storage: storage.num_damaged,
-    ),
-    row(
-        "stenograph_sessions_evicted_total",
-        COUNTER,
-        "Sessions that left memory and stayed in the store, because of --max-held-tokens or --max-sessions.",
-        SessionManager,
-        lambda manager: manager.sessions.num_evicted,
-    ),
-    row(
-        "stenograph_store_usable",
-        GAUGE,
-        "1 while the store takes turns, 0 after it has failed.",
-        SessionStorage,
-        lambda storage: storage.store.failure is None,
-    ),
-)
-"""The metrics of a server with a store. Without one there are none: absent is not zero."""
 
 WEIGHT_METRICS = (
     row(

@@ -5,7 +5,7 @@ from functools import partial
 from stenograph.core.clock import Clock
 from stenograph.core.loaded import entry
 from stenograph.engine.base import Engine
-from stenograph.http.metric_table import STORE_METRICS, Serving
+from stenograph.http.metric_table import COUNTER, GAUGE, Serving, row
 from stenograph.http.metrics import Metrics
 from stenograph.http.processes import Processes
 from stenograph.http.rule_files import side_rules_of
@@ -14,11 +14,80 @@ from stenograph.offload.pool import CpuPool, LoopShare
 from stenograph.session.admission import Limits
 from stenograph.session.manager import SessionManager
 from stenograph.session.services import TurnServices
+from stenograph.session.storage import SessionStorage
 from stenograph.session.weights import Weights
 from stenograph.store.base import SessionStore
 from stenograph.text.renderer import Renderer
 from stenograph.trajectory.commits import ModelMark
 from stenograph.trajectory.matching import load_matcher
+
+STORE_METRICS = (
+    row(
+        "stenograph_store_rows_total",
+        COUNTER,
+        "Requests whose turns the store has written.",
+        SessionStorage,
+        lambda storage: storage.store.stats.num_rows,
+    ),
+    row(
+        "stenograph_store_groups_total",
+        COUNTER,
+        "Groups that they were written in; a group is synced once.",
+        SessionStorage,
+        lambda storage: storage.store.stats.num_groups,
+    ),
+    row(
+        "stenograph_store_bytes_total",
+        COUNTER,
+        "Bytes of these rows.",
+        SessionStorage,
+        lambda storage: storage.store.stats.num_bytes,
+    ),
+    row(
+        "stenograph_store_busy_seconds_total",
+        COUNTER,
+        "Seconds that the store's thread was at work.",
+        SessionStorage,
+        lambda storage: storage.store.stats.write_s,
+    ),
+    row(
+        "stenograph_store_failures_total",
+        COUNTER,
+        "Writes that failed: because the disk was full, or for any other reason, after which the server ends.",
+        SessionStorage,
+        lambda storage: {"full": storage.store.stats.num_full, "failed": storage.store.stats.num_failed},
+        label=("reason", ("full", "failed")),
+    ),
+    row(
+        "stenograph_store_sessions_read_total",
+        COUNTER,
+        "Sessions that were read from the store, to go on or to be looked at.",
+        SessionStorage,
+        lambda storage: storage.num_read,
+    ),
+    row(
+        "stenograph_store_sessions_damaged_total",
+        COUNTER,
+        "Reads that found a session damaged.",
+        SessionStorage,
+        lambda storage: storage.num_damaged,
+    ),
+    row(
+        "stenograph_sessions_evicted_total",
+        COUNTER,
+        "Sessions that left memory and stayed in the store, because of --max-held-tokens or --max-sessions.",
+        SessionManager,
+        lambda manager: manager.sessions.num_evicted,
+    ),
+    row(
+        "stenograph_store_usable",
+        GAUGE,
+        "1 while the store takes turns, 0 after it has failed.",
+        SessionStorage,
+        lambda storage: storage.store.failure is None,
+    ),
+)
+"""The metrics of a server with a store. Without one there are none: absent is not zero."""
 
 
 def services_of(

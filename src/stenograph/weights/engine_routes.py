@@ -11,7 +11,8 @@ from starlette.responses import Response
 from stenograph.core.errors import Forbidden, InvalidRequest, LastEngine, RouteNotFound, StartupError, StenographError
 from stenograph.dialects.sessions import AddEngine, decode_engine
 from stenograph.engine.base import Engine, EngineRow, EngineState
-from stenograph.engine.fleet.fleet import Fleet, FleetMember
+from stenograph.engine.fleet.fleet import Fleet
+from stenograph.engine.fleet.members import FleetMember
 from stenograph.engine.settings import URLS
 from stenograph.http.responses import json_response
 from stenograph.http.route import All, Asking, Needs, Who, parameter, route

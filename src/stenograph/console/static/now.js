@@ -1,7 +1,7 @@
 // What runs now: figures, charts, requests in flight, engines.
 
 import { watchNow } from "./data.js";
-import { number, seconds, visible } from "./text.js";
+import { number, percent, seconds, visible } from "./text.js";
 import { Chart, Chip, Figure, Quantile, Rows, axisOf, html, sessionPlace, useEffect, useState } from "./ui.js";
 
 const KEPT = 600;
@@ -69,11 +69,12 @@ export function NowView({ onError }) {
       </section>
       <section class="half">
         <h2>Engines${now.workers > 1 ? html` <small>of ${now.workers} workers together</small>` : ""}</h2>
-        <table><thead><tr><th>engine</th><th>address</th><th>state</th><th class="num">running</th><th>note</th></tr></thead>
+        <table><thead><tr><th>engine</th><th>address</th><th>state</th><th class="num">running</th><th class="num">queue</th><th class="num">memory</th><th>note</th></tr></thead>
           <tbody>${now.engines.map((engine) => html`<tr key=${engine.name}>
             <td>${engine.engine}</td><td class="mono">${visible(engine.name)}</td>
             <td><${Chip} kind=${engine.state === "ready" ? "good" : "bad"}>${engine.state}<//></td>
-            <td class="num">${engine.num_running ?? "–"}</td><td class="dim">${visible(engine.detail)}</td></tr>`)}
+            <td class="num">${engine.num_running ?? "–"}</td><td class="num">${engine.num_waiting ?? "–"}</td>
+            <td class="num">${engine.kv_usage === null ? "–" : percent(engine.kv_usage)}</td><td class="dim">${visible(engine.detail)}</td></tr>`)}
           </tbody></table>
       </section>
       <section class="half">

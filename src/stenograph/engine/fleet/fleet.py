@@ -11,10 +11,11 @@ engine, turns go straight to it, and nothing is counted.
 """
 
 import asyncio
-from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 from stenograph.core.clock import Clock
 from stenograph.core.errors import (
@@ -25,6 +26,7 @@ from stenograph.core.errors import (
     UpstreamRefused,
     UpstreamUnreachable,
 )
+from stenograph.core.loaded import entry
 from stenograph.core.messages import MediaKind
 from stenograph.core.types import Chunk, Finish, FinishReason, RequestId
 from stenograph.core.weights import ControlAnswer, NameWeights, UpdateWeights, WeightCommand
@@ -32,7 +34,6 @@ from stenograph.engine.base import (
     AFFINITY_HEADER,
     Capabilities,
     Engine,
-    EngineCounts,
     EngineHealth,
     EngineState,
     EngineStatus,
@@ -40,61 +41,17 @@ from stenograph.engine.base import (
     GenerateRequest,
     Outcome,
 )
+from stenograph.engine.fleet.members import FleetMember, MemberState, SessionPlace, SessionPlaces
 from stenograph.engine.fleet.placement import FIRST_PAUSE_S, Trust, choose, common_capabilities, cost_of, difference
 
-MAX_SESSIONS = 2**15
-"""The most recently used sessions: their engines are remembered. A forgotten session is placed anew."""
+if TYPE_CHECKING:
+    from stenograph.engine.fleet.gate import MemoryGate
+    from stenograph.engine.fleet.memory import MemoryTurn
+
+GATE = "stenograph.engine.fleet.gate:MemoryGate"
 TRIAL_S = 10.0  # longer than a connection takes to fail, as a rule (`connect_timeout`)
 DRAIN_LOOK_S = 0.05  # between two looks at whether an engine that leaves is idle
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetMember:
-    """An engine and its name: its address, as a rule. `url` is where it is, with a password if it has one."""
-
-    name: str
-    engine: Engine
-    url: str = ""
-
-
-@dataclass(slots=True, eq=False)
-class _MemberState:
-    """A member, its turns under way, and the knowledge of it. `num_sessions` are at home here."""
-
-    name: str
-    engine: Engine
-    trust: Trust
-    url: str
-    num_running: int = 0
-    load_tokens: int = 0
-    num_sessions: int = 0
-    num_expected_cached: int = 0
-    num_cached: int = 0
-    is_leaving: bool = False
-    misfit: str = ""
-    """The ability that keeps it from standing in for the others, in words; "" for none."""
-    outcomes: Counter[Outcome] = field(default_factory=Counter[Outcome])
-
-    @property
-    def health(self) -> EngineHealth:
-        """By its own word, unless it is up as an engine of another kind than the rest."""
-        told = self.engine.health()
-        is_misfit = self.misfit and told.state is EngineState.READY
-        return EngineHealth(state=EngineState.DOWN, detail=self.misfit) if is_misfit else told
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether it stays, and reports itself ready for turns."""
-        return not self.is_leaving and self.health.state is EngineState.READY
-
-
-@dataclass(slots=True)
-class _SessionPlace:
-    """The engine of a session's last turn, and the number of tokens left at each engine by its last turn there."""
-
-    home: _MemberState | None = None
-    left_tokens: dict[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(slots=True)
@@ -104,16 +61,18 @@ class _FleetTurn:
 
     media: frozenset[MediaKind] = frozenset()
     policy: str | None = None
-    post: _MemberState | None = None
+    post: MemberState | None = None
     tried: set[str] = field(default_factory=set[str])
     was_aborted: bool = False
+    waits: "MemoryTurn[MemberState] | None" = None
+    """While it waits for an engine's memory."""
 
 
 @dataclass(slots=True)
 class _Try:
     """One generation at one engine, where `num_expected` tokens of its prompt should be cached."""
 
-    post: _MemberState
+    post: MemberState
     cost_tokens: int
     is_trial: bool
     num_expected: int
@@ -132,20 +91,28 @@ class Fleet(Engine):
         clock: Clock,
         trial_s: float = TRIAL_S,
         make: Callable[[str], FleetMember] | None = None,
+        load_interval_s: float = 0.0,
+        max_wait_s: float = 0.0,
     ) -> None:
-        """`make` makes an engine of an address, for more to join; None: none can."""
+        """`make` makes an engine of an address, for more to join; None: none can. Engines are asked how full they are
+        each `load_interval_s`, 0 for never, and turns wait for their memory, no longer than `max_wait_s`."""
         names = [member.name for member in members]
         if not names or len(set(names)) < len(names):
             raise StartupError(f"a fleet has one engine or more, each of its own name, not {names}")
         self._trial_s = trial_s
         self.make = make
-        self._posts = [_MemberState(one.name, one.engine, Trust(trial_s=trial_s), one.url) for one in members]
+        self._posts = [MemberState(one.name, one.engine, Trust(trial_s=trial_s), one.url) for one in members]
         self._clock = clock
         self._healths = [member.engine.health() for member in members]
         self._known: dict[str, Capabilities] = {}
         self._common: Capabilities | None = None
         self._turns: dict[RequestId, _FleetTurn] = {}
-        self._sessions: OrderedDict[str, _SessionPlace] = OrderedDict()
+        self._sessions = SessionPlaces()
+        self._new_gate: Callable[[], MemoryGate[_Try]] = lambda: entry(GATE)(
+            clock, interval_s=load_interval_s, max_wait_s=max_wait_s, refresh=self._sessions.fade
+        )
+        self._reads_loads = load_interval_s > 0
+        self._gate: MemoryGate[_Try] | None = None
         self._closing = False
 
     def __repr__(self) -> str:
@@ -192,7 +159,12 @@ class Fleet(Engine):
         if len(self._posts) == 1:
             return self._posts[0].engine.statuses()
         now = self._clock.monotonic()
-        return [_status_of(post, now) for post in self._posts]
+        gate = self._gate
+        return [post.status(now, None if gate is None else gate.load_of(post.name)) for post in self._posts]
+
+    @property
+    def num_waiting(self) -> int:
+        return 0 if self._gate is None else self._gate.num_waiting
 
     async def start(self) -> None:
         """Start all. Raises StartupError for one that fails to start, or is of another kind than the rest.
@@ -206,6 +178,14 @@ class Fleet(Engine):
             if outcome is not None:
                 raise outcome
         self._count_anew()
+        self._follow_loads()
+
+    def _follow_loads(self) -> None:
+        """Read how full the engines are, where there are several."""
+        if self._reads_loads and len(self._posts) > 1 and self._gate is None:
+            self._gate = self._new_gate()
+        if self._gate is not None:
+            self._gate.follow(self._posts if len(self._posts) > 1 else ())
 
     def join(self, member: FleetMember) -> None:
         """Give turns to one more engine, already started. Raises StartupError for one unfit to stand in for the others,
@@ -214,8 +194,9 @@ class Fleet(Engine):
             raise StartupError(f"there is an engine {member.name} already")
         known = {post.name: post.engine.capabilities for post in self._posts if not post.misfit}
         self._common = common_capabilities({**known, member.name: member.engine.capabilities})
-        self._posts.append(_MemberState(member.name, member.engine, Trust(trial_s=self._trial_s), member.url))
+        self._posts.append(MemberState(member.name, member.engine, Trust(trial_s=self._trial_s), member.url))
         self._count_anew()
+        self._follow_loads()
 
     @property
     def members(self) -> Mapping[str, Engine]:
@@ -232,9 +213,7 @@ class Fleet(Engine):
         if all(other.is_leaving for other in self._posts if other is not post):
             raise StartupError(f"{name} is the only engine: add another one first")
         post.is_leaving = True
-        for session in self._sessions.values():
-            if session.home is post:
-                session.home = None
+        self._sessions.evict(post)
         return True
 
     async def leave(self, name: str) -> bool:
@@ -247,9 +226,10 @@ class Fleet(Engine):
         if post in self._posts:
             self._posts.remove(post)
             self._count_anew()
+            self._follow_loads()
         return True
 
-    def _named(self, name: str) -> "_MemberState | None":
+    def _named(self, name: str) -> "MemberState | None":
         return next((post for post in self._posts if post.name == name), None)
 
     def _count_anew(self) -> None:
@@ -272,6 +252,8 @@ class Fleet(Engine):
     async def aclose(self) -> None:
         """Close all, whatever becomes of one. Raises the first error, if there is any."""
         self._closing = True
+        if self._gate is not None:
+            await self._gate.aclose()
         outcomes = await asyncio.gather(*(post.engine.aclose() for post in self._posts), return_exceptions=True)
         for outcome in outcomes:
             if outcome is not None:
@@ -282,6 +264,8 @@ class Fleet(Engine):
         if (turn := self._turns.get(request_id)) is None:  # it began while there was one engine, or has ended
             return any([await post.engine.abort(request_id) for post in self._posts])
         turn.was_aborted = True
+        if turn.waits is not None and self._gate is not None:
+            self._gate.drop(turn.waits)
         if turn.post is not None:
             await turn.post.engine.abort(request_id)
         return True
@@ -299,7 +283,9 @@ class Fleet(Engine):
         turn = self._turns[request.request_id] = _FleetTurn(media=media, policy=request.policy)
         try:
             while not (turn.tried and turn.was_aborted):
-                run = self._begin(request, turn)
+                run = await self._entered(request, turn)
+                if run is None:
+                    break
                 try:
                     async with aclosing(run.post.engine.generate(request)) as chunks:
                         async for chunk in chunks:
@@ -317,9 +303,7 @@ class Fleet(Engine):
 
     def end_session(self, key: str) -> None:
         """Forget a session's place, and tell the engines that had turns of it."""
-        session = self._sessions.pop(key, None)
-        if session is not None and session.home is not None:
-            session.home.num_sessions -= 1
+        session = self._sessions.end(key)
         for post in self._posts:
             if len(self._posts) == 1 or (session is not None and post.name in session.left_tokens):
                 post.engine.end_session(key)
@@ -357,7 +341,7 @@ class Fleet(Engine):
             return await super().forward(method, target, headers, body)
         turn = _FleetTurn()
         key = next((value for name, value in headers if name == AFFINITY_HEADER), None)
-        known = self._sessions.get(key) if key is not None else None
+        known = self._sessions.known(key)
         while candidates := self._candidates(turn):
             post = choose(candidates, key=key or target, home=None if known is None else known.home, cost_tokens=0)
             turn.tried.add(post.name)
@@ -373,17 +357,30 @@ class Fleet(Engine):
 
     # -- one try
 
-    def _begin(self, request: GenerateRequest, turn: _FleetTurn) -> _Try:
-        """Give a turn to an engine not yet tried for it. Raises EngineUnavailable where there is none."""
+    async def _entered(self, request: GenerateRequest, turn: _FleetTurn) -> _Try | None:
+        """Give a turn to an engine not yet tried for it, once one has memory for it where engines say how full they
+        are. None: it was aborted as it waited. Raises EngineUnavailable where there is none."""
         ready = self._candidates(turn)
         if not ready:
             what = f"turns with an {' and '.join(turn.media)}" if turn.media else "turns"
             told = f"None of the {len(self._posts)} engines takes {what} now."
             raise EngineUnavailable(told, retry_after_s=FIRST_PAUSE_S)
-        session, cost = self._session_of(request.affinity_key), cost_of(request.prompt.num_tokens)
-        key = request.affinity_key or request.request_id
-        post = choose(ready, key=key, home=session.home, cost_tokens=cost)
-        turn.post = post
+        session, cost = self._sessions.of(request.affinity_key), cost_of(request.prompt.num_tokens)
+        key, home = request.affinity_key or request.request_id, session.home
+        if self._gate is None:
+            return self._begin(request, turn, session, choose(ready, key=key, home=home, cost_tokens=cost))
+        num_kept = 0 if home is None else min(request.prompt.num_kept, session.left_tokens[home.name])
+        turn.waits = self._gate.asked(
+            key=key, home=home, cost_tokens=cost, kept_tokens=num_kept, candidates=partial(self._candidates, turn)
+        )
+        try:
+            return await self._gate.enter(turn.waits, partial(self._begin, request, turn, session), self._end)
+        finally:
+            turn.waits = None
+
+    def _begin(self, request: GenerateRequest, turn: _FleetTurn, session: SessionPlace, post: MemberState) -> _Try:
+        """Note a turn at its engine."""
+        turn.post, cost = post, cost_of(request.prompt.num_tokens)
         turn.tried.add(post.name)
         post.num_running += 1
         post.load_tokens += cost
@@ -394,7 +391,7 @@ class Fleet(Engine):
             num_expected=min(request.prompt.num_kept, session.left_tokens.get(post.name, 0)),
         )
 
-    def _candidates(self, turn: _FleetTurn | None = None) -> "list[_MemberState]":
+    def _candidates(self, turn: _FleetTurn | None = None) -> "list[MemberState]":
         """Candidates for a turn: ready and trusted, or due for a trial; without any, all engines that report ready."""
         now, turn = self._clock.monotonic(), turn or _FleetTurn()
         ready = [] if self._closing else [post for post in self._posts if post.name not in turn.tried and post.is_ready]
@@ -417,7 +414,8 @@ class Fleet(Engine):
             run.post.num_cached += min(chunk.num_cached_tokens, request.prompt.num_tokens)
             if request.affinity_key is not None:
                 left = request.prompt.num_tokens + run.num_sampled
-                self._settle(self._session_of(request.affinity_key), run.post, left)
+                session = self._sessions.of(request.affinity_key)
+                self._sessions.settle(session, run.post, left, self._clock.monotonic())
 
     def _moves_on(self, error: StenographError, run: _Try, turn: _FleetTurn) -> bool:
         """Learn from an error; returns whether the turn is to go on without this engine."""
@@ -442,28 +440,8 @@ class Fleet(Engine):
         post.outcomes[run.outcome] += 1
         if run.outcome is Outcome.LEFT and not run.has_yielded:
             post.trust.left(was_trial=run.is_trial)
-
-    # -- sessions
-
-    def _session_of(self, key: str | None) -> _SessionPlace:
-        """The place kept for a session; an empty one for an unknown session."""
-        if key is None:
-            return _SessionPlace()
-        session = self._sessions.setdefault(key, _SessionPlace())
-        self._sessions.move_to_end(key)
-        if len(self._sessions) > MAX_SESSIONS:
-            _, forgotten = self._sessions.popitem(last=False)
-            if forgotten.home is not None:
-                forgotten.home.num_sessions -= 1
-        return session
-
-    def _settle(self, session: _SessionPlace, post: _MemberState, left_tokens: int) -> None:
-        """A session's turn has ended at an engine, its home from now on."""
-        if session.home is not None:
-            session.home.num_sessions -= 1
-        post.num_sessions += 1
-        session.home = post
-        session.left_tokens[post.name] = left_tokens
+        if self._gate is not None:
+            self._gate.freed(post)
 
 
 def says_not_there(error: StenographError) -> bool:
@@ -477,24 +455,3 @@ def says_not_there(error: StenographError) -> bool:
 
 def _blames_request(error: StenographError) -> bool:
     return isinstance(error, CallerError) or (isinstance(error, UpstreamRefused) and 400 <= error.engine_status < 500)
-
-
-def _status_of(post: _MemberState, now: float) -> EngineStatus:
-    (status,) = post.engine.statuses()
-    health = post.health
-    if post.is_leaving:
-        health = EngineHealth(state=EngineState.STOPPED, detail="it leaves when its turns have ended")
-    elif post.trust.in_doubt and not health.detail:
-        doubt = f"in doubt, tried again in {post.trust.retry_in_s(now):.0f} s: {post.trust.why}"
-        health = EngineHealth(state=health.state, detail=doubt)
-    return replace(
-        status,
-        name=post.name,
-        health=health,
-        num_running=post.num_running,
-        counts=EngineCounts(
-            outcomes=post.outcomes.copy(),
-            num_expected_cached=post.num_expected_cached,
-            num_cached=post.num_cached,
-        ),
-    )

@@ -21,9 +21,10 @@ from stenograph.core.errors import (
     UpstreamRefused,
 )
 from stenograph.core.kinds import ReplyMode
+from stenograph.core.loaded import entry
 from stenograph.core.types import Chunk, LogprobsKind, RequestId
 from stenograph.core.weights import WeightCommand, without_weights
-from stenograph.engine.base import Capabilities, GenerateRequest
+from stenograph.engine.base import Capabilities, EngineLoad, GenerateRequest
 from stenograph.engine.http.transport import Headers, HttpReply
 from stenograph.engine.settings import ReplayKind
 
@@ -138,6 +139,9 @@ class EngineAdapter(Protocol):
     scorer: ClassVar[str] = ""
     """The entry of `(adapter, ScoreRequest, Ask) -> Scores`, async; empty where the engine scores no tokens."""
 
+    load_reader: ClassVar[str] = ""
+    """The entry of `(Ask) -> EngineLoad`, async; empty where the engine does not say how full it is."""
+
     @property
     def names_requests(self) -> bool:
         """Whether each reply names its request; where none does, no connection is used twice."""
@@ -178,6 +182,11 @@ class EngineAdapter(Protocol):
         """The server's answer to one of those requests. A 200 is a yes, unless it says `success` false; any other
         status is a no."""
         return read_control(call, http)
+
+    async def find_load(self, ask: Ask) -> EngineLoad | None:
+        """The server's word about its memory and queue; None where it never says. Raises UpstreamError."""
+        load: EngineLoad | None = await entry(self.load_reader)(ask) if self.load_reader else None
+        return load
 
     async def find_version(self, ask: Ask) -> str | None:
         """The server's own name for its weights; None where it does not say. Raises UpstreamError."""

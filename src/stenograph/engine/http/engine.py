@@ -35,6 +35,7 @@ from stenograph.engine.http.transport import DEFAULT_MAX_REPLY_BYTES, EngineTran
 from stenograph.offload.body_slots import BodySlots
 
 if TYPE_CHECKING:
+    from stenograph.engine.base import EngineLoad
     from stenograph.engine.scoring import ScoreRequest, Scores
 
 log = logging.getLogger(__name__)
@@ -115,11 +116,6 @@ class HttpEngine(Engine):
 
     def __repr__(self) -> str:
         return f"<HttpEngine {self._name} {self._address} {self._health.state} {len(self._running)} running>"
-
-    @property
-    def url(self) -> str:
-        """Address of its server."""
-        return self._options.url
 
     @property
     def name(self) -> str:
@@ -219,6 +215,9 @@ class HttpEngine(Engine):
     def end_session(self, key: str) -> None:
         if not self._closing and (call := self._adapter.close_call(key)) is not None:
             self._own(self._tell("close", key, call), name=f"{self._name}-close-{key}")
+
+    async def find_load(self) -> "EngineLoad | None":
+        return await self._adapter.find_load(self._ask)
 
     async def find_version(self) -> str | None:
         if self._version is not None and not self._lacks:

@@ -56,6 +56,7 @@ class LMDeploy(EngineAdapter):
     """An LMDeploy server."""
 
     too_long = TOO_LONG
+    load_reader = "stenograph.engine.exposition:lmdeploy_load"
 
     def __init__(self, options: AdapterOptions) -> None:
         self._eos_ids = tuple(options.eos_token_ids)

@@ -34,6 +34,7 @@ class SGLangChat(EngineAdapter):
     """A server with `input_ids` on its chat route. Its own route serves all but chats (`SGLangGenerate`)."""
 
     scorer = SGLangGenerate.scorer
+    load_reader = SGLangGenerate.load_reader
 
     def __init__(self, options: AdapterOptions) -> None:
         self._model = options.model

@@ -57,6 +57,7 @@ class SGLangGenerate(EngineAdapter):
     """A server with the route `/generate`."""
 
     scorer = "stenograph.engine.sglang.scores:scored"
+    load_reader = "stenograph.engine.sglang.load:sglang_load"
 
     def __init__(self, options: AdapterOptions) -> None:
         """Its log-probabilities are raw where it runs with `SGLANG_RETURN_ORIGINAL_LOGPROB`; it takes them from

@@ -69,6 +69,7 @@ class VLLM(EngineAdapter):
 
     too_long = TOO_LONG
     scorer = "stenograph.engine.vllm.adapter:scored"
+    load_reader = "stenograph.engine.exposition:vllm_load"
 
     def __init__(self, options: AdapterOptions) -> None:
         """Tokens sampled under a grammar are scored where its log-probabilities are raw."""
