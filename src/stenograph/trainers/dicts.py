@@ -6,6 +6,7 @@ trainer/ppo_utils/samples_generator.py; nemo_rl environments/nemo_gym.py; rllm/t
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypedDict, TypeVar, cast
 
 import numpy as np
@@ -19,6 +20,7 @@ from stenograph.trainers.rows import (
     WrongRows,
     check_trainable,
     first_routes,
+    image_tensors,
     number_of,
     runs,
     version_range,
@@ -36,13 +38,17 @@ def skyrl(
     *,
     trajectory_id: Callable[[str, int], object] | None = None,
     filler_id: int = 0,
+    images: Mapping[str, Mapping[str, NDArray[np.generic]]] | None = None,
+    tensor: Callable[[NDArray[np.generic]], object] = np.asarray,
 ) -> dict[str, object]:
     """SkyRL's `GeneratorOutput`, step-wise: one row for each sample, `is_last_step` at each rollout's last.
 
     `trajectory_id(instance_id, repetition_id)` is its class `TrajectoryID`; None leaves pairs. The last row of a
     rollout has its reward, the others 0.0; SkyRL copies it by the trajectory. A rollout without a trained token is one
     row with nothing trained, of its prompt or of `filler_id`, so it counts in its group. `rollout_metrics` are under
-    SkyRL's names; `rollout_expert_indices` are the samples' own arrays, None where no sample has experts.
+    SkyRL's names; `rollout_expert_indices` are the samples' own arrays, None where no sample has experts. Samples with
+    images need `images`, the processor's tensors of each by SHA-256 (`rows.image_tensors`), and `tensor` as
+    `torch.from_numpy`; then every row has to have images.
     """
     rows = [
         row
@@ -50,8 +56,9 @@ def skyrl(
         for number, rollout in enumerate(group.rollouts)
         for row in _skyrl_rows(rollout, _trajectory(group.name, number, trajectory_id), filler_id)
     ]
+    shown = _shown([cast("DecodedSample | None", row["sample"]) for row in rows], images or {}, tensor)
     out = {name: [row[name] for row in rows] for name in _SKYRL_COLUMNS}
-    return {**out, "rollout_expert_indices": _experts(out), "rollout_metrics": _skyrl_metrics(out)}
+    return {**out, "rollout_expert_indices": _experts(out), "rollout_metrics": _skyrl_metrics(out), **shown}
 
 
 _SKYRL_COLUMNS = (
@@ -84,8 +91,9 @@ def _skyrl_rows(rollout: Rollout[T], trajectory: object, filler_id: int) -> list
 
 
 def _skyrl_row(sample: DecodedSample) -> dict[str, object]:
-    check_trainable(sample, places_rewards=True)
+    check_trainable(sample, shows_images=True, places_rewards=True)
     return {
+        "sample": sample,
         "prompt_token_ids": sample.tokens[: sample.prompt_length].tolist(),
         "response_ids": sample.tokens[sample.prompt_length :].tolist(),
         "loss_masks": sample.loss_mask.tolist(),
@@ -97,15 +105,34 @@ def _skyrl_row(sample: DecodedSample) -> dict[str, object]:
 
 def _untrained(rollout: Rollout[T], filler_id: int) -> dict[str, object]:
     """The row of a rollout without a trained token; its response is one token, because SkyRL takes none without."""
-    prompts = (sample.tokens[: sample.prompt_length].tolist() for sample in rollout.samples or ())
+    first = next(iter(rollout.samples or ()), None)
+    if first is not None:
+        prompt = tuple(one for one in first.media if one.start < first.prompt_length)
+        first = replace(first, media=prompt)
     return {
-        "prompt_token_ids": next(prompts, [filler_id]),
+        "sample": first,
+        "prompt_token_ids": [filler_id] if first is None else first.tokens[: first.prompt_length].tolist(),
         "response_ids": [filler_id],
         "loss_masks": [0],
         "stop_reasons": "abort",
         "rollout_logprobs": [0.0],
         "rollout_expert_indices": None,
     }
+
+
+def _shown(
+    samples: Sequence[DecodedSample | None],
+    images: Mapping[str, Mapping[str, NDArray[np.generic]]],
+    tensor: Callable[[NDArray[np.generic]], object],
+) -> dict[str, list[object]]:
+    """The columns of a batch with images. Raises WrongRows if some rows lack them: SkyRL's model takes no row without
+    beside rows with them."""
+    if not any(sample is not None and sample.media for sample in samples):
+        return {}
+    if any(sample is None or not sample.media for sample in samples):
+        raise WrongRows("some rows have images and others have none: SkyRL takes batches of one sort; make two")
+    columns = [image_tensors(sample, images) for sample in samples if sample is not None]
+    return {name: [tensor(row[name]) for row in columns] for name in ("pixel_values", "image_grid_thw")}
 
 
 def _experts(out: Mapping[str, Sequence[object]]) -> list[object] | None:

@@ -1,16 +1,17 @@
 """Rows for prime-rl (2026-08): `TrainingSample`, a msgspec struct from its orchestrator to the trainer. Pure.
 
 Its trainer shifts all arrays by itself. Sources: src/prime_rl/transports/rollouts/types.py; trainer/batch.py
-`prepare_sample` (refuses RL tokens without advantages).
+`prepare_sample` (refuses RL tokens without advantages); orchestrator/trajectories.py `_encode_mm_kwargs`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stenograph.client.samples import DecodedSample
-from stenograph.trainers.rows import WrongRows, built, replay_as, whole
+from stenograph.trainers.rows import WrongRows, built, image_tensors, replay_as, whole
 
 Made = TypeVar("Made")
 
@@ -26,6 +27,8 @@ def training_samples(
     ce_weight: float = 0.0,
     ref_kl_weight: float = 0.0,
     routed_experts: Callable[..., object] | None = None,
+    images: Mapping[str, Mapping[str, NDArray[np.generic]]] | None = None,
+    encoded_tensor: Callable[..., object] | None = None,
 ) -> list[Made]:
     """`TrainingSample`s, one for each sample with a trained token; `make` is prime-rl's class.
 
@@ -33,7 +36,8 @@ def training_samples(
     weights of the other parts of its loss on trained tokens; 0.0 leaves a part out. With `advantage` None no token
     takes part in the policy gradient (`rl_weights` 0.0), and one of the other weights must be set; reference
     log-probabilities are its orchestrator's to fill. Samples with routed experts need `routed_experts`, its class
-    `RoutedExperts`.
+    `RoutedExperts`. Those with images need `images`, the processor's tensors of each by SHA-256
+    (`rows.image_tensors`), and `encoded_tensor`, its class `EncodedTensor`.
     """
     if advantage is None and not (ce_weight or ref_kl_weight):
         raise WrongRows(
@@ -44,7 +48,7 @@ def training_samples(
     for sample in samples:
         if not sample.num_trained:
             continue
-        rows = whole(sample)
+        rows = whole(sample, shows_images=True)
         fields: dict[str, object] = {
             "token_ids": rows.tokens.tolist(),
             "mask": rows.mask.tolist(),
@@ -68,5 +72,30 @@ def training_samples(
                 {"data": experts.tobytes(), "shape": list(experts.shape), "dtype": str(experts.dtype)},
                 written_against=WRITTEN_AGAINST,
             )
+        if sample.media:
+            fields |= _image_fields(sample, images or {}, encoded_tensor)
         made.append(built(make, fields, written_against=WRITTEN_AGAINST))
     return made
+
+
+def _image_fields(
+    sample: DecodedSample,
+    images: Mapping[str, Mapping[str, NDArray[np.generic]]],
+    encoded_tensor: Callable[..., object] | None,
+) -> dict[str, object]:
+    """The images' tensors, and 1 for each token that stands for one, else 0."""
+    tensors = image_tensors(sample, images)
+    if encoded_tensor is None:
+        raise WrongRows("a sample has images: pass encoded_tensor=EncodedTensor, prime-rl's class")
+    kinds = np.zeros(len(sample.tokens), np.int64)
+    for one in sample.media:
+        kinds[one.start : one.start + one.length] = 1
+    encoded = {
+        name: built(
+            encoded_tensor,
+            {"dtype": str(one.dtype), "shape": list(one.shape), "data": one.tobytes()},
+            written_against=WRITTEN_AGAINST,
+        )
+        for name, one in tensors.items()
+    }
+    return {"mm_kwargs": encoded, "mm_token_type_ids": kinds.tolist()}

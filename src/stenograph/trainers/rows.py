@@ -102,7 +102,7 @@ def check_trainable(sample: DecodedSample, *, shows_images: bool = False, places
     if sample.media and not shows_images:
         raise WrongRows(
             f"a sample has {len(sample.media)} images, and this trainer's rows have no place for them: it would train"
-            " on their tokens without their pixels. verl's have one (agent_loop_outputs, images=…)."
+            " on their tokens without their pixels. verl's, prime-rl's and SkyRL's have one (docs/trainers.md, Images)."
         )
     if sample.token_rewards is not None and not places_rewards:
         raise WrongRows(
@@ -116,6 +116,39 @@ def check_trainable(sample: DecodedSample, *, shows_images: bool = False, places
             " at temperature 1, or see --engine-logprobs (docs/samples.md, Log-probabilities). To train on them all the"
             " same, pass dataclasses.replace(sample, logprobs_kind=None)."
         )
+
+
+def of_images(sample: DecodedSample, given: Mapping[str, T]) -> list[T]:
+    """What is given for each image of a sample, by its SHA-256. Raises WrongRows where one is missing."""
+    for one in sample.media:
+        if one.sha256 not in given:
+            raise WrongRows(
+                f"a sample has the image {one.sha256}, and images has not: load it with session.media(sha256)"
+            )
+    return [given[one.sha256] for one in sample.media]
+
+
+def image_tensors(
+    sample: DecodedSample, processed: Mapping[str, Mapping[str, NDArray[np.generic]]]
+) -> dict[str, NDArray[np.generic]]:
+    """The tensors of a sample's images, joined in their order: of each what the model's image processor gives for it
+    alone, such as `pixel_values` [patches, d] and `image_grid_thw` [1, 3].
+
+    Raises WrongRows where an image is missing, or where its patches are not as many for a token as another's: then the
+    processor has other settings than the engine's.
+    """
+    found = of_images(sample, processed)
+    names = {tuple(sorted(one)) for one in found}
+    if len(names) > 1:
+        raise WrongRows(f"images have tensors of different names: {sorted(names)}")
+    patches = [int(one["image_grid_thw"].prod()) for one in found if "image_grid_thw" in one]
+    each = {divmod(num, media.length) for num, media in zip(patches, sample.media, strict=False)}
+    if len(each) > 1 or any(rest for _, rest in each):
+        raise WrongRows(
+            f"images have {patches} patches, and the engine ran {[one.length for one in sample.media]} tokens for them:"
+            " the image processor has other settings than the engine's"
+        )
+    return {name: np.concatenate([one[name] for one in found]) for name in (found[0] if found else ())}
 
 
 def runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:

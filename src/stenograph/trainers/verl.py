@@ -16,6 +16,7 @@ from stenograph.trainers.rows import (
     built,
     first_routes,
     number_of,
+    of_images,
     replay_as,
     version_range,
     whole,
@@ -73,7 +74,7 @@ def agent_loop_fields(
 ) -> dict[str, object]:
     """The fields of an `AgentLoopOutput`, but `metrics` and the score. `num_turns` counts prompts and replies."""
     rows, start = whole(sample, shows_images=True), sample.prompt_length
-    shown = {"multi_modal_data": {"images": _images(sample, images or {})}} if sample.media else {}
+    shown = {"multi_modal_data": {"images": of_images(sample, images or {})}} if sample.media else {}
     return {
         **shown,
         "prompt_ids": rows.tokens[:start].tolist(),
@@ -134,15 +135,6 @@ def padded_batch(
     }
     has_scores = rewards or any(sample.token_rewards is not None for sample in samples)
     return batch | ({"rm_scores": scores} if has_scores else {})
-
-
-def _images(sample: DecodedSample, images: Mapping[str, object]) -> list[object]:
-    for one in sample.media:
-        if one.sha256 not in images:
-            raise WrongRows(
-                f"a sample has the image {one.sha256}, and images has not: load it with session.media(sha256)"
-            )
-    return [images[one.sha256] for one in sample.media]
 
 
 def _versions(sample: DecodedSample, version: VersionNumber | None) -> dict[str, object]:

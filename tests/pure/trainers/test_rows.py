@@ -316,6 +316,14 @@ class PrimeExperts(msgspec.Struct, array_like=True):
     dtype: str
 
 
+class PrimeTensor(msgspec.Struct, array_like=True):
+    """The fields of prime-rl's `EncodedTensor`."""
+
+    dtype: str
+    shape: list[int]
+    data: bytes
+
+
 class PrimeSample(msgspec.Struct, array_like=True, omit_defaults=True):
     """The fields of prime-rl's `TrainingSample`, in its order."""
 
@@ -325,7 +333,7 @@ class PrimeSample(msgspec.Struct, array_like=True, omit_defaults=True):
     temperatures: list[float]
     env_name: str
     ref_logprobs: list[float] | None = None
-    mm_refs: Any = None
+    mm_kwargs: dict[str, PrimeTensor] | None = None
     routed_experts: PrimeExperts | None = None
     mm_token_type_ids: list[int] | None = None
     rl_weights: list[float] | None = None
