@@ -3,7 +3,9 @@
 import base64
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any, cast
 
+import aiohttp
 import pytest
 from msgspec.structs import replace
 
@@ -21,7 +23,12 @@ from stenograph.engine.http.adapter import AdapterOptions
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.engine.sglang.generate import SGLangGenerate
+from stenograph.text.renderer import Renderer
 from tests.store_laws import medium
+
+from .conftest import END, Answer, running
+from .images_kit import NUM_IDS, seeing_renderer
+from .images_kit import PAD as TOKEN
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -176,6 +183,55 @@ async def test_a_fleet_gives_images_to_the_engines_that_take_them(other_first: b
                 await anext(fleet.generate(request(streams=False)))
         finally:
             await fleet.aclose()
+
+
+@asynccontextmanager
+async def sessions_before_sglang() -> AsyncIterator[tuple[Callable[..., Any], SGLangServer, Renderer]]:
+    """A way to ask the server before a stand-in of a model that takes images."""
+    renderer = seeing_renderer()
+    async with SGLangServer(image_token=renderer.tokenizer.added_tokens[TOKEN], max_model_len=4096) as server:
+        engine = HttpEngine(
+            HttpEngineOptions(url=server.url), SGLangGenerate(AdapterOptions(model="m", vocab_size=NUM_IDS))
+        )
+        await engine.start()
+        try:
+            async with running(engine, renderer) as (url, _), aiohttp.ClientSession() as client:
+
+                async def ask(path: str, body: Any) -> Answer:
+                    async with client.post(url + path, json=body) as response:
+                        return Answer(status=response.status, headers=response.headers, body=await response.read())
+
+                yield ask, server, renderer
+        finally:
+            await engine.aclose()
+
+
+async def test_a_placeholder_in_a_text_is_refused_where_sglang_would_take_it_for_an_image_s() -> None:
+    """SGLang 0.5.23 reads a prompt with images as text, and never answers where that has more places than images."""
+    async with sessions_before_sglang() as (ask, server, renderer):
+        picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{IMAGES[0].base64.decode()}"}}
+        words = {"type": "text", "text": f"what is {TOKEN}?"}
+
+        async def chat(session: str, reply: str, *contents: Any) -> Answer:
+            server.plan(ReplyScript(ids=(*renderer.tokenizer.encode(reply), END), matched=END))
+            roles = ("user", "assistant", "user")
+            messages = [{"role": role, "content": one} for role, one in zip(roles, contents, strict=False)]
+            return cast("Answer", await ask(f"/sessions/{session}/v1/chat/completions", {"messages": messages}))
+
+        async def session() -> str:
+            return str((await ask("/sessions", {})).json()["session_id"])
+
+        one = await session()
+        assert (await chat(one, "ok", [words])).status == 200, "a line without images may spell it"
+        for contents in (([words], "ok", [picture]), ([picture, words],)):
+            answer = await chat(one, "ok", *contents)
+            assert (answer.status, answer.json()["error"]["code"]) == (400, "invalid_request")
+            assert f"{TOKEN} spelled in a text" in answer.json()["error"]["message"]
+        other, sampled = await session(), f"a {TOKEN}"
+        assert (await chat(other, sampled, [picture])).status == 200
+        answer = await chat(other, "ok", [picture], sampled, "and?")
+        assert answer.status == 400, "the model has sampled it"
+        assert len(server.requests) == 2
 
 
 async def test_a_version_that_reports_no_prompt_is_seen() -> None:

@@ -78,7 +78,8 @@ class Capabilities:
     penalty counts. `hints`: the routing hints it takes. `note`: one line for the operator on its use, or nothing.
     `policy`: the engine's own name of the model, where it has another than `model`. `policies`: the LoRAs listed last;
     None: it takes none. `media`: the kinds that it takes in the place of placeholders, with a report of the
-    effective ids; before it is up, those that it may take.
+    effective ids; before it is up, those that it may take. `places_media_by_text`: it looks for the placeholders in the
+    text of the ids, also where a text spells one.
     """
 
     engine: str
@@ -99,6 +100,7 @@ class Capabilities:
     policy: str | None = None
     policies: frozenset[str] | None = None
     media: frozenset[MediaKind] = frozenset()
+    places_media_by_text: bool = False
 
 
 class GenerateRequest(Struct, frozen=True, kw_only=True, gc=False):

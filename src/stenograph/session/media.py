@@ -35,6 +35,8 @@ def with_media(
             f" {' and '.join(MEDIA_TAKERS)} can.",
             blame=Blame(RequestPart.MESSAGES),
         )
+    if capabilities.places_media_by_text:
+        _check_text(prompt, renderer, len(before) + len(new), capabilities)
     contents = {item.ref.sha256: item.base64 for item in request.media}
 
     def item(ref: MediaRef) -> MediaItem:
@@ -70,6 +72,18 @@ def _places(prompt: Prompt, renderer: Renderer, num_before: int, num_new: int) -
             blame=Blame(RequestPart.MESSAGES),
         )
     return places
+
+
+def _check_text(prompt: Prompt, renderer: Renderer, num_media: int, capabilities: Capabilities) -> None:
+    """Raise InvalidRequest where the prompt's text has more placeholders than media: SGLang 0.5.23 never answers it."""
+    placeholder = renderer.family.image_placeholder
+    assert placeholder is not None, "a line has media of a family with a placeholder"
+    if renderer.tokenizer.decode(prompt.ids).count(placeholder) != num_media:
+        raise InvalidRequest(
+            f"This conversation has images, and {placeholder} spelled in a text: the engine {capabilities.engine} would"
+            " take it for an image's place. Leave it out; vllm takes it.",
+            blame=Blame(RequestPart.MESSAGES),
+        )
 
 
 def _found(prompt: Prompt, placeholder: int) -> Iterator[int]:

@@ -77,6 +77,7 @@ class SGLangGenerate(EngineAdapter):
             repetition_over=RepetitionOver.TURN,
             hints=frozenset(RoutingHint),
             media=frozenset(MediaKind),
+            places_media_by_text=True,
         )
         self._replay = options.replay
         self._route_size = options.route_size
