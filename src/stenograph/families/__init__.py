@@ -44,6 +44,7 @@ FAMILIES: tuple[Known, ...] = (
     Known("kimi-k2", "stenograph.families.kimi.family:KIMI_K2", "<|im_middle|>"),
     Known("qwq", "stenograph.families.qwen.family:QWQ", "<tool_call>"),
     Known("qwen2.5", "stenograph.families.qwen.family:QWEN2_5", "<tool_call>"),
+    Known("glm-4.5v", "stenograph.families.glm.family:GLM4_5V", "<|image|>"),
     Known("glm-4.5", "stenograph.families.glm.family:GLM4_5", "<arg_key>"),
     Known("glm-5.1", "stenograph.families.glm.family:GLM5_1", "<arg_key>"),
     Known("glm-4.7", "stenograph.families.glm.family:GLM4_7", "<arg_key>"),

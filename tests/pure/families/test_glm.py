@@ -23,8 +23,9 @@ pytestmark = [pytest.mark.families, pytest.mark.timeout(300)]
 LoadReal = Callable[..., Any]
 FAMILY_OF = {
     "glm-4.5": "glm-4.5",
-    "glm-4.5v": "glm-4.5",
-    "glm-4.6v": "glm-4.5",
+    "glm-4.5v": "glm-4.5v",
+    "glm-4.6v": "glm-4.5v",
+    "glm-4.6v-flash": "glm-4.5v",
     "glm-4.7-flash": "glm-4.7",
     "glm-5": "glm-4.7",
     "glm-5.1": "glm-5.1",
@@ -81,7 +82,7 @@ def test_every_conversation_is_written_as_transformers_writes_it(
 def test_without_reasoning_in_it_a_conversation_is_written_as_by_the_stock_template(real: LoadReal, name: str) -> None:
     model = real(name)
     num_compared = 0
-    for kwargs in ({}, NOT_THINKING) if FAMILY_OF[name] in ("glm-4.5", "glm-5.2") else (NOT_THINKING,):
+    for kwargs in ({}, NOT_THINKING) if FAMILY_OF[name] in ("glm-4.5", "glm-4.5v", "glm-5.2") else (NOT_THINKING,):
         for exchange in exchanges(has_tools=True):
             for new in appended(exchange.reply):
                 messages = (*exchange.opening, exchange.reply, *new)
@@ -166,7 +167,7 @@ def test_a_prompt_of_the_text_models_without_a_line_break_is_append_only_too(rea
     text = "<|assistant|>{{- '\\n<think></think>' if (enable_thinking is defined and not enable_thinking) else '' -}}"
     files = replace(files, chat_template=files.chat_template.replace(prompt, text))
     renderer = load_renderer(files, tokenizer=real("glm-4.5v").renderer.tokenizer).renderer
-    assert renderer.family.name == "glm-4.5"
+    assert renderer.family.name == "glm-4.5v"
     for kwargs in ({}, NOT_THINKING):
         found = verify(renderer, kwargs)
         assert found.holds, found.proof.why_not or found.failures[0]

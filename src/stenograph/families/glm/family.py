@@ -8,6 +8,9 @@ From GLM-4.7 on the prompt opens the reasoning, and a model may close it at once
 was sampled, a reply without reasoning has an empty block, unless `enable_thinking` is false: then the prompt closes
 the block, and so does every reply. GLM-5.2 writes it so as it stands.
 
+Their V models show an image as `<|image|>` between its own marks, the parts of a user's message on a line each; an
+engine repeats the token in the middle. Only GLM-4.6V's template shows images of tools.
+
 GLM's calls: a name, then keys and values in tags, `<tool_call>name<arg_key>k</arg_key><arg_value>v</arg_value>…`.
 
 A value is bare text, typed by the tool's schema. GLM-4.5 and 4.6 write each piece on a line of its own, later models
@@ -18,6 +21,7 @@ Source: the chat templates and tokenizers in the models' own files.
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from stenograph.text.call_syntax import NAME, PLAIN_NAME, CallSpelling
 from stenograph.text.element_calls import ElementCalls, value_end
@@ -51,6 +55,8 @@ _STOPS = ("<|user|>", "<|observation|>", "<|endoftext|>")
 _TOKENS = (*_STOPS, "<|assistant|>", "<think>", "</think>", "<tool_call>", "<arg_key>")
 _CLEARS = "clear_thinking"
 _KEEP: Mapping[str, object] = {_CLEARS: False}
+IMAGE = "<|image|>"
+_IMAGE = f"<|begin_of_image|>{IMAGE}<|end_of_image|>"
 _IS_LATE = "{%- if loop.index0 > ns.last_user_index and reasoning_content -%}"
 _HAS_TEXT = "{%- if content.strip() -%}"
 _NOT_THINKING = "enable_thinking is defined and not enable_thinking"
@@ -69,8 +75,8 @@ _IN_ONE_LINE = ReplySyntax(
 
 GLM4_5 = Family(
     name="glm-4.5",
-    summary="GLM-4.5 and GLM-4.6, and their V",
-    signs=Signs(tokens=_TOKENS, template=("<arg_key>", _IS_LATE), not_template=(_CLEARS,)),
+    summary="GLM-4.5 and GLM-4.6",
+    signs=Signs(tokens=_TOKENS, template=("<arg_key>", _IS_LATE), not_template=(_CLEARS, _IMAGE)),
     edits=(
         Edit(old=_IS_LATE, new="{%- if reasoning_content -%}"),
         # The prompt of the V has a line break after the empty block; so has a reply without text, which has none else.
@@ -79,6 +85,14 @@ GLM4_5 = Family(
     tools_before_turns=True,
     syntax=_IN_LINES,
     opening_stops=_STOPS,
+)
+
+GLM4_5V = replace(
+    GLM4_5,
+    name="glm-4.5v",
+    summary="GLM-4.5V, GLM-4.6V and GLM-4.6V-Flash",
+    signs=Signs(tokens=(*_TOKENS, IMAGE), template=("<arg_key>", _IS_LATE, _IMAGE), not_template=(_CLEARS,)),
+    image_placeholder=IMAGE,
 )
 
 GLM4_7 = Family(
