@@ -293,6 +293,14 @@ async def test_a_picture_stands_at_its_tokens(browser: Any) -> None:
         token = seen.page.locator(f".tokens [data-at='{at}']")
         assert (await token.inner_text()).strip().endswith(f"×{row['length']}")
         assert await seen.page.locator(".tokens .t img").count() == 1
+        start, end = row["start"], row["start"] + row["length"]
+        for place, said in (
+            (at - 1, f"in samples #{start - 1}"),
+            (at, f"in samples #{start} to #{end - 1}, image {row['sha256'][:12]}"),
+            (at + 1, f"in samples #{end}"),
+        ):
+            await seen.page.locator(f".tokens [data-at='{place}']").click()
+            await seen.page.wait_for_selector(f"[data-facts]:has-text('#{place}  id'):has-text('{said}')")
         assert seen.errors == []
 
 

@@ -217,7 +217,16 @@ export class TokenPane {
       version === 0 ? "no version" : `version ${version === 31 ? "31st or later" : visible(this.versions[version - 1])}`,
       `turn ${block.turn.place} (node ${block.turn.node})`,
     ];
+    if (this.images.length > 0) facts.push(this.inSamples(at));
     return facts.join("  ");
+  }
+
+  // The tokens that samples have in the place of one: an engine ran many for an image.
+  inSamples(at) {
+    const first = this.images.reduce((sum, one) => sum + (one.at < at ? one.length - 1 : 0), at);
+    const image = this.images.find((one) => one.at === at);
+    if (image === undefined) return `in samples #${number(first)}`;
+    return `in samples #${number(first)} to #${number(first + image.length - 1)}, image ${image.sha256.slice(0, 12)}`;
   }
 
   async setCurrent(at, { bring = false } = {}) {
