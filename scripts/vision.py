@@ -1,10 +1,11 @@
 """A small Qwen2.5-VL with random weights, pictures for it, and its log-probabilities by transformers.
 
-Runs in vLLM's Python, and imports nothing of this project: what it computes is an oracle.
+Runs in an engine's Python, and imports nothing of this project: what it computes is an oracle.
 
     vision.py make FOLDER       the model; in images/ pictures of many sizes and formats, in images.json their tokens
-    vision.py score FOLDER      standard input has lines {tokens, media: [names], rows}; standard output, for each, ln p
-                                of the tokens at `rows`, and the numbers of tokens of its pictures
+    vision.py score FOLDER      standard input has lines {tokens, media: [names], rows: [{at, temperature?, bias?}]};
+                                standard output, for each, ln p of the tokens at the rows, and the numbers of tokens
+                                of its pictures
 """
 
 import json
@@ -109,7 +110,7 @@ def score(folder: Path, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
     scored: list[dict[str, Any]] = []
     for line in lines:
-        ids, rows = torch.tensor([line["tokens"]]), torch.tensor(line["rows"])
+        ids, rows = torch.tensor([line["tokens"]]), torch.tensor([row["at"] for row in line["rows"]])
         processed = pixels(folder, line["media"])
         with torch.inference_mode():
             logits = model(
@@ -119,7 +120,12 @@ def score(folder: Path, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 use_cache=False,
                 **processed,
             ).logits[0]
-        told = torch.log_softmax(logits.double(), dim=-1)[torch.arange(len(rows)), ids[0][rows]]
+        logits = logits.double().clone()  # an inference tensor takes no bias in place
+        for number, row in enumerate(line["rows"]):
+            for one in row.get("bias", ()):
+                logits[number, one["id"]] += one["bias"]
+            logits[number] /= row.get("temperature", 1.0)
+        told = torch.log_softmax(logits, dim=-1)[torch.arange(len(rows)), ids[0][rows]]
         scored.append({"logprobs": told.tolist(), "lengths": num_tokens(processed)})
     return scored
 

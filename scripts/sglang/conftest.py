@@ -12,28 +12,29 @@ from safetensors.numpy import load_file, save_file  # pyright: ignore[reportUnkn
 from scripts.real_engine import RealEngine
 
 CONTEXT = 1024
+SHIMS = str(Path(__file__).parents[1] / "shims")
 ENVIRONMENT = {
     "SGLANG_USE_CPU_ENGINE": "1",
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "OMP_NUM_THREADS": "1",  # with two, beside other work, each step takes ten times as long
     "MKL_NUM_THREADS": "1",
-    "PYTHONPATH": f"{Path(__file__).with_name('shim')}{os.pathsep}{Path(__file__).parents[1] / 'shims'}",
+    "PYTHONPATH": f"{Path(__file__).with_name('shim')}{os.pathsep}{SHIMS}",
 }
 FLAGS = (
     *("--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
     *("--disable-overlap-schedule", "--mem-fraction-static", "0.3", "--max-total-tokens", "16384"),
     *("--max-running-requests", "16", "--skip-server-warmup", "--enable-metrics", "--enable-cache-report"),
-    *("--tool-call-parser", "hermes", "--incremental-streaming-output", "--context-length", str(CONTEXT)),
+    *("--tool-call-parser", "hermes", "--incremental-streaming-output"),
 )
 
 
 class RealSGLang(RealEngine):
     """An SGLang of `model`. `/model_info` waits for no generation."""
 
-    def __init__(self, model: Path, *, log: Path) -> None:
+    def __init__(self, model: Path, *, log: Path, context: int = CONTEXT) -> None:
         command = [os.environ["SGLANG_JOB_PYTHON"], "-m", "sglang.launch_server", "--model-path", str(model)]
-        command += ["--served-model-name", "smollm2", *FLAGS]
+        command += ["--served-model-name", "smollm2", "--context-length", str(context), *FLAGS]
         super().__init__(model, command=command, environment=ENVIRONMENT, probe="/model_info", log=log)
 
 

@@ -1,10 +1,22 @@
 """In the place of SGLang's compiled kernels, which its registry has for CUDA alone: what a CPU calls of them.
 
-One function is here, in plain torch. Every other name can be imported, and says so when it is called.
+One function is here, in plain torch. Every other name can be imported, and says so when it is called. So are the
+operators declared that models with images look up at import, for layers that Qwen2.5-VL has none of.
 """
 
 from collections.abc import Callable
 from typing import Any
+
+import torch
+
+_OPERATORS = torch.library.Library("sgl_kernel", "DEF")
+for _name in (
+    "fused_sigmoid_mul_cpu",
+    "fused_qk_gemma_rmsnorm_cpu",
+    "fused_qk_gemma_rmsnorm_with_gate_cpu",
+    "fused_qkvzba_split_reshape_cat_contiguous_cpu",
+):
+    _OPERATORS.define(f"{_name}(Tensor x) -> Tensor")
 
 
 def assign_req_to_token_pool_cpu(
