@@ -83,7 +83,7 @@ class Played:
 
 
 def read_pictures(model: Path) -> list[Picture]:
-    """Those that were made with the model."""
+    """The pictures that were made with the model."""
     told: dict[str, int] = json.loads((model / "images.json").read_text())
     return [_picture(model / "images" / name, num_tokens) for name, num_tokens in told.items()]
 
@@ -218,7 +218,7 @@ def _num_kept(turns: Sequence[SentTurn]) -> int:
 
 
 def _recomputed(oracle: Oracle, pictures: Sequence[Picture], samples: Sequence[Any]) -> list[float]:
-    """How far, in nats, each trained token's log-probability is from what transformers computes of ids and pictures."""
+    """The distance, in nats, of each trained token's log-probability from the one by transformers."""
     names = {one.sha256: one.name for one in pictures}
     lines, recorded = list[Any](), list[float]()
     for sample in samples:
@@ -248,7 +248,7 @@ def _trained(sample: Mapping[str, Any], turn: Mapping[str, Any], oracle: Oracle)
 
 
 def _asked_of(turn: Mapping[str, Any], oracle: Oracle) -> dict[str, Any]:
-    """What of a turn's parameters its log-probabilities are after."""
+    """A turn's parameters, as far as its log-probabilities are after them."""
     if oracle.is_raw:
         return {}
     return {"temperature": turn["temperature"] or 1.0, "bias": turn.get("logit_bias", [])}

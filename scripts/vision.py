@@ -95,7 +95,7 @@ def _draw(folder: Path, number: int) -> None:
 
 
 def pixels(folder: Path, names: list[str]) -> Any:
-    """What the model's own image processor makes of pictures."""
+    """Pictures as processed by the model's own image processor."""
     opened = [Image.open(folder / "images" / name).convert("RGB") for name in names]
     return AutoImageProcessor.from_pretrained(folder)(images=opened, return_tensors="pt")
 

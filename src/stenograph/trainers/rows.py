@@ -119,7 +119,7 @@ def check_trainable(sample: DecodedSample, *, shows_images: bool = False, places
 
 
 def of_images(sample: DecodedSample, given: Mapping[str, T]) -> list[T]:
-    """What is given for each image of a sample, by its SHA-256. Raises WrongRows where one is missing."""
+    """Values of a sample's images in their order, of those `given` by SHA-256. Raises WrongRows if one is missing."""
     for one in sample.media:
         if one.sha256 not in given:
             raise WrongRows(

@@ -46,7 +46,7 @@ def test_verl_s_outputs_have_each_image_in_its_order() -> None:
 
 
 def processed(number: int, *, height: int = 2) -> Tensors:
-    """What a processor gives for an image of two tokens, four patches each."""
+    """A processor's tensors for an image of two tokens, four patches each."""
     grid = np.array([[1, height, 4]], np.int64)
     return {"pixel_values": np.full((int(grid.prod()), 3), number, np.float32), "image_grid_thw": grid}
 
