@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from stenograph.core.errors import InvalidRequest
-from stenograph.http.fetch_media import CheckedResolver, MediaFetcher, NotPublic, is_public
+from stenograph.http.fetch_media import Address, CheckedResolver, MediaFetcher, NotPublic, is_public
 from tests.store_laws import medium
 
 pytestmark = pytest.mark.timeout(60)
@@ -82,6 +82,19 @@ async def test_a_name_that_means_this_machine_is_not_connected_to(pictures: str)
         await CheckedResolver(is_public).resolve("localhost", 80, socket.AF_INET)
 
 
+async def test_a_name_s_addresses_are_looked_up_once_and_are_where_the_connection_goes(pictures: str) -> None:
+    """An answer of DNS that changes a moment later changes nothing: every address was asked about, once."""
+    asked: list[Address] = []
+
+    def allows(address: Address) -> bool:
+        asked.append(address)
+        return True
+
+    fetcher = MediaFetcher(["localhost"], most_bytes=MOST, allows=allows)
+    assert await fetcher.fetch({f"{pictures}/a.png": "/x"}, max_bytes=len(PICTURE))
+    assert len(asked) == len(set(asked)) > 0
+
+
 @pytest.mark.parametrize(
     "url",
     [
@@ -122,6 +135,17 @@ async def test_a_url_of_another_host_is_refused_before_anything_is_asked(url: st
         ("2002:7f00:1::", False),
         ("64:ff9b::7f00:1", False),
         ("ff02::1", False),
+        ("::7f00:1", False),
+        ("::a9fe:a9fe", False),
+        ("::ffff:0:7f00:1", False),
+        ("fec0::1", False),
+        ("3fff::1", False),
+        ("5f00::1", False),
+        ("2001:db8::1", False),
+        ("64:ff9b::5db8:d822", True),
+        ("168.63.129.16", False),
+        ("192.88.99.1", False),
+        ("240.0.0.1", False),
     ],
 )
 def test_only_addresses_of_the_internet_are_public(address: str, public: bool) -> None:

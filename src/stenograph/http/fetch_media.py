@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import socket
 from collections.abc import Awaitable, Callable, Collection
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -29,6 +29,11 @@ MAX_AT_ONCE = 8
 
 Address = IPv4Address | IPv6Address
 _NAT64 = IPv6Network("64:ff9b::/32")
+_UNICAST = IPv6Network("2000::/3")
+"""All of IPv6 that was given to the public internet. Outside are IPv4 in other spellings, and site-local addresses,
+global for Python 3.11."""
+_OTHERS = (ip_network("168.63.129.16/32"), ip_network("192.88.99.0/24"), ip_network("3fff::/20"))
+"""Azure's host, relays of 6to4, documentation: global for Python, and no server of pictures."""
 
 
 class NotPublic(OSError):
@@ -43,7 +48,9 @@ def is_public(address: Address) -> bool:
             return is_public(inner)
         if address in _NAT64:
             return is_public(IPv4Address(int(address) & 0xFFFFFFFF))
-    return address.is_global and not address.is_multicast
+        if address not in _UNICAST:
+            return False
+    return address.is_global and not address.is_multicast and not any(address in one for one in _OTHERS)
 
 
 class CheckedResolver(AbstractResolver):
