@@ -7,7 +7,8 @@ changes on the loop.
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 from stenograph.offload.collector_pause import CollectorPause
@@ -18,12 +19,16 @@ INLINE_BELOW_BYTES = 4096
 """Work on less input than this runs on the loop: it takes half a millisecond, and a hop to a thread and back is not
 free either (docs/LOG.md, 2026-11-21)."""
 
+LARGE_FROM_BYTES = 256 * 1024
+"""Work on so much input leaves one thread to smaller work, and so a core to the loop: it takes tens of milliseconds."""
+
 
 class CpuPool:
-    """Runs functions on at most `num_workers` threads. Close it with `close`."""
+    """Runs functions on at most `num_workers` threads, large work on one less. Close it with `close`."""
 
     def __init__(self, num_workers: int) -> None:
         self._executor = ThreadPoolExecutor(num_workers, thread_name_prefix="stenograph-cpu")
+        self._large = asyncio.Semaphore(max(1, num_workers - 1))
         self._num_workers = num_workers
         self._pause = CollectorPause()
 
@@ -39,10 +44,28 @@ class CpuPool:
             result = work()  # a coroutine turns StopIteration into RuntimeError by itself
         else:
             work = self._pause.over(work, num_bytes)
-            result = await asyncio.get_running_loop().run_in_executor(self._executor, _without_stop, work)
+            result = await self._on_thread(partial(_without_stop, work), is_large=num_bytes >= LARGE_FROM_BYTES)
         is_lazy = hasattr(result, "__next__") or hasattr(result, "__await__")
         assert not is_lazy, "a lazy result would leave its work to the loop"
         return result
+
+    async def _on_thread(self, work: Callable[[], T], *, is_large: bool) -> T:
+        loop = asyncio.get_running_loop()
+        if not is_large or self._num_workers == 1:
+            return await loop.run_in_executor(self._executor, work)
+
+        def ended(_: "Future[T]") -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._large.release)
+
+        await self._large.acquire()
+        try:
+            future = self._executor.submit(work)
+        except RuntimeError:  # it is closed
+            self._large.release()
+            raise
+        future.add_done_callback(ended)  # the end of the work, not of its caller's patience
+        return await asyncio.wrap_future(future)
 
     def close(self) -> None:
         """Drop work not begun and let the threads end."""

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
+from stenograph.offload.pool import INLINE_BELOW_BYTES, LARGE_FROM_BYTES, CpuPool
 
 
 class Standing:
@@ -58,16 +58,49 @@ async def test_work_below_the_threshold_runs_on_the_loops_thread_and_other_work_
         assert await pool.run(threading.get_ident, num_bytes=INLINE_BELOW_BYTES) != here
 
 
-@pytest.mark.parametrize("num_workers", [1, 3])
-async def test_no_more_than_its_workers_run_at_once_and_the_rest_waits_its_turn(num_workers: int) -> None:
+@pytest.mark.parametrize(
+    ("num_workers", "num_bytes", "most"),
+    [(1, 10**5, 1), (3, 10**5, 3), (1, 10**6, 1), (2, LARGE_FROM_BYTES, 1), (3, 10**6, 2)],
+)
+async def test_no_more_than_its_workers_run_at_once_and_the_rest_waits_its_turn(
+    num_workers: int, num_bytes: int, most: int
+) -> None:
     with closing(num_workers) as (pool, work):
         async with asyncio.TaskGroup() as tasks:
-            runs = [tasks.create_task(pool.run(work, num_bytes=10**6)) for _ in range(3 * num_workers)]
-            await work.stand(num_workers)
+            runs = [tasks.create_task(pool.run(work, num_bytes=num_bytes)) for _ in range(3 * num_workers)]
+            await work.stand(most)
             assert not any(run.done() for run in runs)
             work.let_go.set()
-    assert work.most == num_workers
+    assert work.most == most
     assert len({run.result() for run in runs}) <= num_workers
+
+
+async def test_smaller_work_has_a_thread_beside_any_amount_of_large_work() -> None:
+    with closing(2) as (pool, work):
+        large = [asyncio.ensure_future(pool.run(work, num_bytes=10**6)) for _ in range(4)]
+        await work.stand(1)
+        assert await pool.run(lambda: "small", num_bytes=INLINE_BELOW_BYTES) == "small"
+        work.let_go.set()
+        await asyncio.gather(*large)
+    assert work.most == 1
+
+
+async def test_large_work_whose_callers_have_left_gives_its_place_back() -> None:
+    with closing(2) as (pool, work):
+        begun, waiting = [asyncio.ensure_future(pool.run(work, num_bytes=10**6)) for _ in range(2)]
+        await work.stand(1)
+        for one in (begun, waiting):
+            one.cancel()
+        await asyncio.gather(begun, waiting, return_exceptions=True)
+        last = asyncio.ensure_future(pool.run(lambda: "last", num_bytes=10**6))
+        await asyncio.sleep(0)
+        assert not last.done(), "the thread of the first works on"
+        work.let_go.set()
+        assert await last == "last"
+        pool.close()
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="shutdown"):
+                await pool.run(lambda: "late", num_bytes=10**6)
 
 
 async def test_an_exception_of_work_reaches_its_caller_inline_and_from_a_thread() -> None:
