@@ -529,6 +529,8 @@ def test_a_fleet_of_two_shares_sessions_and_survives_one(sglang: RealSGLang, mod
                 ask(one.url, "/v1/loads")["loads"][0]["total_prefill_uncached_tokens"] > 0 for one in (sglang, other)
             }
             assert ran == {True}
+            rows = ask(url, "/ready")["engines"]
+            assert [(0 <= row["kv_usage"] < 1, row["num_waiting"]) for row in rows] == [(True, 0)] * 2
             told = ask(url, "/update_weights_from_disk", {"model_path": "second", "weight_version": "v2"})
             assert told["success"], told
             assert {ask(one.url, "/model_info")["weight_version"] for one in (sglang, other)} == {"v2"}

@@ -47,6 +47,22 @@ def teacher_forced(server: RealVLLM, ids: Sequence[int], num_prompt: int) -> lis
     return [row[str(id_)]["logprob"] for id_, row in zip(ids[num_prompt:], rows[num_prompt:], strict=True)]
 
 
+async def test_vllm_says_how_full_it_is(vllm: RealVLLM) -> None:
+    files = load_model_files(vllm.model)
+    adapter = VLLM(AdapterOptions(model="smollm2", vocab_size=files.vocab_size))
+    engine = HttpEngine(HttpEngineOptions(url=vllm.url), adapter)
+    await engine.start()
+    try:
+        load = await engine.find_load()
+    finally:
+        await engine.aclose()
+    assert load is not None
+    assert (load.kv_usage, load.num_running, load.num_waiting) == (0.0, 0, 0)
+    assert load.kv_tokens is not None
+    assert load.kv_tokens > MAX_MODEL_LEN
+    assert load.num_preemptions == 0
+
+
 async def test_vllm_keeps_the_laws_of_engines(vllm: RealVLLM) -> None:
     files = load_model_files(vllm.model)
     tokenizer = Tokenizer(files.tokenizer_json)
