@@ -152,8 +152,9 @@ class SGLangServer(PlannedServer):
             case ("GET", "/health") | ("GET", "/model_info") if path == "/health" or self.health_status != 200:
                 waits = self.health_status == 200 and not self._draws  # it is a generation
                 return Answer(status=503 if waits else self.health_status, content_type="")
-            case "POST", "/update_weights_from_disk":
-                return self._update_weights(asked.json)
+            case "POST", "/update_weights_from_disk" | "/load_lora_adapter" | "/unload_lora_adapter":
+                is_lora = path.endswith("_adapter")
+                return self._change_lora(path, asked.json) if is_lora else self._update_weights(asked.json)
             case "POST", "/close_session":
                 self.closed.append(str(asked.json["session_id"]))
                 return Answer(content_type="")
@@ -199,6 +200,18 @@ class SGLangServer(PlannedServer):
                 return {"object": "list", "model": self._model, "data": data}
             case _:
                 return None
+
+    def _change_lora(self, path: str, body: dict[str, Any]) -> Answer:
+        """A second one of a name is refused, and so is the end of one that is not there."""
+        name, loads = str(body["lora_name"]), path == "/load_lora_adapter"
+        problem = self.refusal if loads else None
+        if loads is (name in self.loras):
+            problem = f"LoRA adapter {name} is already loaded" if loads else f"LoRA with name {name} does not exist."
+        if problem is None:
+            self.loras = {key: folder for key, folder in self.loras.items() if key != name}
+            self.loras |= {name: str(body["lora_path"])} if loads else {}
+        told = {"success": problem is None, "error_message": problem, "loaded_adapters": self.loras}
+        return Answer(status=200 if problem is None else 400, body=compact(told))
 
     def _update_weights(self, body: dict[str, Any]) -> Answer:
         """A failed one is a 400; without a version in the request, the one that there was stays."""

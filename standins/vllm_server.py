@@ -29,6 +29,7 @@ GENERATE_PATH = "/inference/v1/generate"
 COMPLETIONS_PATH = "/v1/completions"
 GUARDED_ABORT_PATH = "/inference/v1/abort_requests"
 ABORT_PATH = "/abort_requests"
+LOAD_PATH, UNLOAD_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 _WEIGHT_PATHS = ("/pause", "/resume", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version")
 
 Range = dict[str, int]
@@ -55,7 +56,7 @@ class VLLMServer(PlannedServer):
     """A vLLM server.
 
     `scale_out`: it was started with `--enable-scale-out`; without, None is a version that has no such routes.
-    `dev_mode`: it has the routes of `VLLM_SERVER_DEV_MODE=1`. `tells_supports`: `--return-sampling-mask`.
+    `dev_mode`: it has the routes of `VLLM_SERVER_DEV_MODE=1` and for LoRAs. `tells_supports`: `--return-sampling-mask`.
     `models` are what it serves, and `max_model_len` is what it tells of their context.
     `image_token` is what it replaces by the expansion of an image; None: its model takes none. `report` changes what it
     tells of them. Aborts and hang-ups are noted under vLLM's own ids. `requests` are those with a script; questions for
@@ -99,7 +100,8 @@ class VLLMServer(PlannedServer):
         return f"generate-tokens-{own}" if asked.path == GENERATE_PATH else f"cmpl-{own}-0"
 
     def _cache_key(self, asked: AskedRequest) -> CacheKey:
-        return CacheKey(_prompt(asked), asked.json.get("cache_salt"))
+        model = str(asked.json.get("model"))
+        return CacheKey(_prompt(asked), (asked.json.get("cache_salt"), model, self.loras.get(model)))
 
     def _answer(self, asked: AskedRequest, path: str) -> Answer:
         match asked.method, path:
@@ -120,7 +122,21 @@ class VLLMServer(PlannedServer):
             case _:
                 return Answer(status=405, body=b'{"detail":"Method Not Allowed"}')
 
+    def _answer_lora(self, asked: AskedRequest, path: str) -> Answer:
+        """The routes of `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`; recorded of 0.32."""
+        name = str(asked.json["lora_name"])
+        if path == LOAD_PATH:
+            if self.refusal is not None:
+                return _error(500, self.refusal, "InternalServerError")
+            self.loras[name] = str(asked.json["lora_path"])
+            return Answer(body=f"Success: LoRA adapter '{name}' added successfully.".encode())
+        if self.loras.pop(name, None) is None:
+            return _error(404, f"The lora adapter '{name}' cannot be found.", "NotFoundError")
+        return Answer(body=f"Success: LoRA adapter '{name}' removed successfully.".encode())
+
     def _answer_post(self, asked: AskedRequest, path: str) -> Answer:
+        if path in (LOAD_PATH, UNLOAD_PATH):
+            return self._answer_lora(asked, path)
         if path in (GENERATE_PATH, GUARDED_ABORT_PATH) and not self.scale_out:
             return _error(403, "Scale-out endpoints are disabled.", "PermissionDeniedError")
         if path in _WEIGHT_PATHS:
@@ -130,7 +146,8 @@ class VLLMServer(PlannedServer):
 
     def _paths(self) -> Sequence[str]:
         guarded = [] if self.scale_out is None else [GENERATE_PATH, GUARDED_ABORT_PATH]
-        return [COMPLETIONS_PATH, *guarded, *([ABORT_PATH, *_WEIGHT_PATHS] if self.dev_mode else [])]
+        of_mode = [ABORT_PATH, LOAD_PATH, UNLOAD_PATH, *_WEIGHT_PATHS]
+        return [COMPLETIONS_PATH, *guarded, *(of_mode if self.dev_mode else [])]
 
     def _answer_control(self, asked: AskedRequest, path: str) -> Answer:
         """The routes of its development mode for weights and pauses."""

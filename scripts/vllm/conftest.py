@@ -15,6 +15,7 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_SERVER_DEV_MODE": "1",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
 }
 FLAGS = ("--dtype", "float32", "--max-num-seqs", "16", "--enforce-eager", "--enable-prompt-tokens-details")
 

@@ -36,8 +36,8 @@ VOCAB = 320
 KINDS: dict[str, tuple[Callable[[], PlannedServer], type[EngineAdapter]]] = {
     "sglang": (lambda: SGLangServer(stop_id=END), SGLangChat),
     "sglang-generate": (lambda: SGLangServer(stop_id=END), SGLangGenerate),
-    "vllm": (VLLMServer, VLLM),
-    "vllm-completions": (lambda: VLLMServer(scale_out=False), VLLM),
+    "vllm": (lambda: VLLMServer(dev_mode=True), VLLM),
+    "vllm-completions": (lambda: VLLMServer(scale_out=False, dev_mode=True), VLLM),
 }
 WITHOUT = {"lmdeploy": (LMDeployServer, LMDeploy)}
 LORAS = {"code": "/loras/code", "prose": "/loras/prose"}
@@ -72,7 +72,7 @@ async def rigged(kind: str, renderer: Renderer, *loras: dict[str, str], **settin
         for server, known in zip(servers, loras, strict=True):
             server.loras.update(known)
         engines = [HttpEngine(HttpEngineOptions(url=one.url), adapter(options)) for one in servers]  # type: ignore[call-arg]
-        members = [FleetMember(name=one.name, engine=one, url=one.url) for one in engines]
+        members = [FleetMember(name=one.name, engine=one, url=one.name) for one in engines]
         fleet = Fleet(members, clock=SystemClock())
         await fleet.start()
         stack.push_async_callback(fleet.aclose)
@@ -219,3 +219,100 @@ async def test_the_client_opens_sessions_of_a_lora(renderer: Renderer) -> None:
         assert (await rig.chat(session.id, user("one"))).status == 200
         (sample,) = await session.samples()
         assert sample.metadata["policy"] == "prose"
+
+
+async def by(rig: LoraRig, session: str, *line: dict[str, Any]) -> dict[str, Any]:
+    """The record of a turn."""
+    rig.plan("ok")
+    answer = await rig.chat(session, *line)
+    assert answer.status == 200, answer.body
+    record: dict[str, Any] = (await rig.call("GET", f"/sessions/{session}")).json()["records"][-1]
+    return record
+
+
+def versions(record: dict[str, Any]) -> list[str]:
+    return [span["version"] for span in record["weight_versions"]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_each_load_of_a_lora_has_a_version_that_its_turns_have(
+    renderer: Renderer, tmp_path: Path, kind: str
+) -> None:
+    for name in ("step-1", "step-2"):
+        (tmp_path / name).mkdir()
+    async with rigged(kind, renderer, {}, {}, weights_dir=tmp_path, weight_version="7") as rig:
+        told = (await rig.call("POST", "/load_lora_adapter", {"lora_name": "a", "lora_path": "step-1"})).json()
+        assert told == {
+            "success": True,
+            "error_message": None,
+            "loaded_adapters": {"a": str(tmp_path / "step-1")},
+            "weight_version": "1",
+        }
+        session, other = await rig.open(policy="a"), await rig.open()
+        first = await by(rig, session, user("one"))
+        again = await rig.call("POST", "/load_lora_adapter", {"lora_name": "a", "lora_path": "step-2"})
+        assert (again.status, again.json()["weight_version"]) == (200, "2")
+        second = await by(rig, session, user("one"), assistant("ok"), user("two"))
+        assert (versions(first), versions(second)) == (["1"], ["2"])
+        assert (first["cached_from"], second["cached_from"]) == ("7+1", "7+2"), "nothing cached is shared"
+        plain = await by(rig, other, user("one"))
+        assert (plain["cached_from"], plain["mixed_version"]) == ("7", False), "a LoRA's load is not the model's"
+        rows = (await rig.call("POST", f"/sessions/{session}/samples", {"format": "json"})).json()["samples"]
+        assert [row["weight_versions"] for row in rows] == [["1", "2"]]
+        gone = await rig.call("POST", "/unload_lora_adapter", {"lora_name": "a"})
+        assert (gone.status, gone.json()["loaded_adapters"]) == (200, {})
+        await rig.refused(f"/sessions/{session}/v1/chat/completions", {"messages": [user("new")]}, 503)
+        assert (await rig.call("POST", "/unload_lora_adapter", {"lora_name": "a"})).status == 400
+
+
+@pytest.mark.parametrize("kind", ["sglang-generate", "vllm"])
+async def test_a_turn_over_a_load_of_its_lora_has_no_version_and_others_have(
+    renderer: Renderer, tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / "step").mkdir()
+    async with rigged(kind, renderer, LORAS, weights_dir=tmp_path) as rig:
+        sessions = [await rig.open(policy=name) for name in LORAS]
+        script = ReplyScript(ids=(*renderer.tokenizer.encode("ok"), END), text="ok", matched=END, paused=True)
+        rig.servers[0].plan(script, script)
+        turns = [asyncio.create_task(rig.chat(session, user("one"))) for session in sessions]
+        await rig.servers[0].held(2)
+        body = {"lora_name": "code", "lora_path": "step", "weight_version": "new"}
+        assert (await rig.call("POST", "/load_lora_adapter", body)).status == 200
+        rig.servers[0].release()
+        assert [(await turn).status for turn in turns] == [200, 200]
+        records = [(await rig.call("GET", f"/sessions/{one}")).json()["records"][0] for one in sessions]
+        assert [record["mixed_version"] for record in records] == [True, False]
+        assert records[0]["weight_versions"] is None
+
+
+async def test_an_engine_that_refuses_a_load_samples_nothing_by_the_lora_of_before(
+    renderer: Renderer, tmp_path: Path
+) -> None:
+    (tmp_path / "step").mkdir()
+    async with rigged("vllm", renderer, LORAS, LORAS, weights_dir=tmp_path) as rig:
+        rig.servers[0].refusal = "no memory"
+        answer = await rig.call("POST", "/load_lora_adapter", {"lora_name": "code", "lora_path": "step"})
+        assert answer.status == 400
+        assert "no memory" in answer.json()["error_message"]
+        for _ in range(4):
+            record = await by(rig, await rig.open(policy="code"), user("one"))
+            assert versions(record) == ["1"]
+        assert [len(server.requests) for server in rig.servers] == [0, 4]
+        await rig.servers[1].aclose()
+        chat = f"/sessions/{await rig.open(policy='code')}/v1/chat/completions"
+        await rig.refused(chat, {"messages": [user("a")]}, 502)
+        assert not rig.servers[0].requests
+
+
+async def test_an_engine_without_routes_for_loras_refuses_a_load(renderer: Renderer, tmp_path: Path) -> None:
+    (tmp_path / "step").mkdir()
+    body = {"lora_name": "code", "lora_path": "step"}
+    for kind, words in (("vllm", "VLLM_ALLOW_RUNTIME_LORA_UPDATING"), ("lmdeploy", "takes no LoRAs")):
+        async with rigged(kind, renderer, {}, weights_dir=tmp_path) as rig:
+            for server in rig.servers:
+                server.dev_mode = False  # type: ignore[attr-defined]
+            answer = await rig.call("POST", "/load_lora_adapter", body)
+            assert answer.status == 400
+            assert words in answer.json()["error_message"]
+    async with rigged("vllm", renderer, {}) as rig:
+        assert (await rig.call("POST", "/load_lora_adapter", body)).status == 403, "there is no --weights-dir"

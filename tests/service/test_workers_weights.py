@@ -411,3 +411,20 @@ async def test_a_pause_whose_engine_fails_lets_the_turns_of_all_in(renderer: Ren
         await client.close()
     for place in (here, other):
         place.listener.close()
+
+
+@pytest.mark.parametrize("through", [0, 1])
+async def test_a_lora_is_not_loaded_where_each_worker_has_clients_of_its_own(
+    renderer: Renderer, tmp_path: Path, through: int
+) -> None:
+    async with rigged(renderer, tmp_path) as rig:
+        answer = await rig.post(through, "load_lora_adapter", lora_name="a", lora_path="step-1")
+        assert answer.status == 400
+        assert answer.json()["error_message"] == "With --workers LoRAs are loaded at the engines, not here."
+        assert not any(server.loras for server in rig.servers)
+        for server in rig.servers:
+            server.loras["a"] = "/loras/a"
+        for live in rig.lives:
+            session = await live.open(policy="a")
+            assert (await live.chat(session, user("one"))).status == 200
+        assert {asked.json["lora_path"] for server in rig.servers for asked in server.requests} == {"a"}

@@ -107,7 +107,7 @@ class PeerRoutes:
     async def follow_state(self, request: Request) -> Response:
         """Follow the first worker; says how many turns run here."""
         self.follow()
-        return json_response(len(self.sync.weights.runs))
+        return json_response(self.sync.weights.num_running)
 
     async def follow_engines(self, request: Request) -> Response:
         """Use the engines of the state; says why one cannot join, or nothing."""

@@ -66,7 +66,28 @@ class NameWeights:
     version: str
 
 
-WeightCommand = UpdateWeights | PauseGeneration | ContinueGeneration | FlushCache | NameWeights
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadLora:
+    """Load the LoRA in a folder as `name`, in the place of one of that name; its version has the name `version`.
+
+    `replaces`: the engine lists one of that name.
+    """
+
+    name: str
+    path: str
+    version: str
+    replaces: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnloadLora:
+    """Forget a LoRA."""
+
+    name: str
+
+
+LoraCommand = LoadLora | UnloadLora
+WeightCommand = UpdateWeights | PauseGeneration | ContinueGeneration | FlushCache | NameWeights | LoraCommand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +130,8 @@ def without_weights(engine: str, command: WeightCommand) -> str:
     match command:
         case UpdateWeights():
             return f"{engine} loads no weights while it runs"
+        case LoadLora() | UnloadLora():
+            return f"{engine} takes no LoRAs"
         case PauseGeneration(mode=mode) if mode is not PauseMode.ABORT:
             return f"{engine} cannot make running generations stand still; mode 'abort' ends them"
         case FlushCache():

@@ -41,6 +41,7 @@ from stenograph.core.weights import (
     ContinueGeneration,
     ControlAnswer,
     FlushCache,
+    LoraCommand,
     NameWeights,
     PauseGeneration,
     PauseMode,
@@ -444,7 +445,7 @@ def _not_done(command: WeightCommand) -> str | None:
             )
         if command.options:
             return f"the embedded engine does not know {', '.join(sorted(command.options))}"
-    return None
+    return "the embedded engine takes no LoRAs" if isinstance(command, LoraCommand) else None
 
 
 def _control(command: WeightCommand, name: RequestId) -> Control:
@@ -461,6 +462,8 @@ def _control(command: WeightCommand, name: RequestId) -> Control:
             return Control(request_id=name, kind=ControlKind.FLUSH)
         case NameWeights(version=version):
             return Control(request_id=name, kind=ControlKind.NAME, version=version)
+        case _:
+            raise AssertionError("it takes no LoRAs")
 
 
 async def _end_of(process: asyncio.subprocess.Process) -> int:

@@ -76,10 +76,10 @@ class Capabilities:
     it; with `max_support_top_k`, only where `top_k` cuts off all but so many. `salt_policies`: its policies to keep
     cached keys and values apart by the weights; none: by no policy. `repetition_over`: the tokens its repetition
     penalty counts. `hints`: the routing hints it takes. `note`: one line for the operator on its use, or nothing.
-    `policy`: the engine's own name of the model, where it has another than `model`. `policies`: the LoRAs listed last;
-    None: it takes none. `media`: the kinds that it takes in the place of placeholders, with a report of the
-    effective ids; before it is up, those that it may take. `places_media_by_text`: it looks for the placeholders in the
-    text of the ids, also where a text spells one.
+    `policy`: the engine's own name of the model, where it has another than `model`. `policies`: folders of the LoRAs
+    listed last, by name; None: it takes none. `media`: the kinds that it takes in the place of placeholders, with a
+    report of the effective ids; before it is up, those that it may take. `places_media_by_text`: it looks for the
+    placeholders in the text of the ids, also where a text spells one.
     """
 
     engine: str
@@ -98,7 +98,7 @@ class Capabilities:
     hints: frozenset[RoutingHint] = frozenset()
     note: str = ""
     policy: str | None = None
-    policies: frozenset[str] | None = None
+    policies: Mapping[str, str] | None = None
     media: frozenset[MediaKind] = frozenset()
     places_media_by_text: bool = False
 

@@ -145,7 +145,7 @@ class CreateRoute:
             metadata=wire.metadata or {},
             template_kwargs=wire.chat_template_kwargs or {},
             support=self._support(wire.support),
-            cache_salt=self._cache_salt(wire.cache_salt),
+            cache_salt=self._cache_salt(wire.cache_salt, wire.policy),
             **given,
         )
 
@@ -173,7 +173,7 @@ class CreateRoute:
             )
         return self.defaults.support if asked is None else asked
 
-    def _cache_salt(self, asked: str | None) -> CacheSalt:
+    def _cache_salt(self, asked: str | None, lora: str | None) -> CacheSalt:
         engine, policy = self.engine.capabilities, SaltPolicy(asked or self.defaults.cache_salt.policy)
         if policy is SaltPolicy.PIN and policy not in engine.salt_policies:
             raise InvalidRequest(
@@ -181,7 +181,7 @@ class CreateRoute:
                 " with; leave it out.",
                 param="/cache_salt",
             )
-        return CacheSalt.at(policy, self.manager.weights.version)
+        return CacheSalt.at(policy, self.manager.weights.of(lora).cached_as)
 
 
 def default_options(settings: Settings, canonical: Canonical) -> SessionOptions:

@@ -453,7 +453,7 @@ WEIGHT_METRICS = (
         COUNTER,
         "Turns over a change of weights whose engine does not say which weights sampled which token.",
         Weights,
-        lambda weights: weights.num_mixed_turns,
+        lambda weights: weights.num_mixed,
     ),
 )
 """Updates of weights, whether turns wait, and turns of mixed versions."""

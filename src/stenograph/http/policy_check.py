@@ -1,6 +1,7 @@
 """The check of the LoRA of a new session, against those of the engines. Loaded by the first one that names one."""
 
 import asyncio
+from collections.abc import Collection
 
 from stenograph.core.errors import EngineUnavailable, InvalidRequest
 from stenograph.engine.base import Engine, EngineState
@@ -16,7 +17,7 @@ async def check_policy(engine: Engine, policy: str) -> None:
     if any(policy in _listed(one) for one in members):
         return
     await asyncio.gather(*(one.find_policies() for one in members))
-    found = frozenset[str]().union(*map(_listed, members))
+    found = set[str]().union(*map(_listed, members))
     if policy in found:
         return
     if down := [name for name, one in engine.members.items() if one.health().state is not EngineState.READY]:
@@ -28,5 +29,5 @@ async def check_policy(engine: Engine, policy: str) -> None:
     raise InvalidRequest(f"policy: no engine has the LoRA {policy[:200]!r}; {told}.", param="/policy")
 
 
-def _listed(engine: Engine) -> frozenset[str]:
-    return engine.capabilities.policies or frozenset()
+def _listed(engine: Engine) -> Collection[str]:
+    return engine.capabilities.policies or ()

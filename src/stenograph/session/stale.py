@@ -40,8 +40,9 @@ def is_stale(session: Session, manager: SessionManager, max_staleness: int) -> b
     account = session.account or Account()
     if account.receipt is not None or account.abandoned is not None:
         return False
+    weights = manager.weights.of(session.options.stated.policy)
     versions = {node.turn.sampled.oldest_version for node in session.nodes}
-    ages = [age for one in versions if one is not None and (age := manager.weights.age_of(one)) is not None]
+    ages = [age for one in versions if one is not None and (age := weights.age_of(one)) is not None]
     return max(ages, default=0) > max_staleness
 
 

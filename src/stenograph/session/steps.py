@@ -186,7 +186,7 @@ class RunningTurn:
         services, params, request, prompt = self._services, self.params, self._request, self.prompt
         capabilities, weights = self.capabilities, self._services.weights
         self.policy, num_changes = services.policy or capabilities.policy or capabilities.model, weights.num_changes
-        salt = None if weights.version is None else self._cache_salt.of(weights.version, capabilities.salt_policies)
+        salt = self._cache_salt.of(weights.cached_as, capabilities.salt_policies) if weights.cached_as else None
         collector = TurnCollector(
             vocab_size=capabilities.vocab_size,
             max_tokens=params.max_tokens,

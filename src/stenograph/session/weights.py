@@ -17,10 +17,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from stenograph.core.weights import (
-    UpdateWeights,
-)
+from stenograph.core.loaded import entry
+from stenograph.core.weights import UpdateWeights
 
 log = logging.getLogger(__name__)
 
@@ -94,11 +94,15 @@ class Freezable(Protocol):
 class Weights:
     """The name of the weights in use, and the gate before the engines.
 
-    `version` None: neither the settings nor a trainer nor the engine has named them.
+    `version` None: neither the settings nor a trainer nor the engine has named them. `cached_as` names what they cache.
+    `loras` are the weights of turns by a LoRA, which change with these; each has its own version and gate.
     """
 
+    version: str | None
+    cached_as: str | None
+
     def __init__(self, version: str | None = None) -> None:
-        self.version = version
+        self._named(version)
         self._names = [version]  # after as many changes as stand before it
         self.is_paused = False
         self.is_held = False
@@ -112,11 +116,30 @@ class Weights:
         self.runs: set[Freezable] = set()
         self.on_taken: Callable[[], None] | None = None
         """Called after each change."""
+        self.loras: dict[str, Weights] = {}
         self._is_frozen = False
         self._waiting: set[asyncio.Future[None]] = set()
 
     def __repr__(self) -> str:
         return f"<Weights {self.version} paused={self.is_paused} changing={self.is_changing} {len(self.runs)} running>"
+
+    def of(self, lora: str | None) -> "Weights":
+        """The weights of turns by this LoRA; None: these."""
+        if lora is None:
+            return self
+        if lora not in self.loras:
+            self.loras[lora] = entry("stenograph.session.policies:LoraWeights")(self)
+        return self.loras[lora]
+
+    @property
+    def num_running(self) -> int:
+        """Turns that a change reaches."""
+        return len(self.runs) + sum(len(one.runs) for one in self.loras.values())
+
+    @property
+    def num_mixed(self) -> int:
+        """`num_mixed_turns`, those by LoRAs included."""
+        return self.num_mixed_turns + sum(one.num_mixed_turns for one in self.loras.values())
 
     @property
     def is_changing(self) -> bool:
@@ -138,17 +161,23 @@ class Weights:
     def hold(self) -> None:
         """Let no new turn in."""
         self.is_paused = self.is_held = True
+        for one in self.loras.values():
+            one.hold()
 
     def release(self) -> None:
         """Let turns in again, and start the stopped clocks again."""
         self.is_paused = False
         self._let_in()
+        for one in self.loras.values():
+            one.release()
 
     def freeze(self) -> None:
         """Stop the clocks of all running turns."""
         self._is_frozen = True
         for run in self.runs:
             run.freeze()
+        for one in self.loras.values():
+            one.freeze()
 
     def oldest_since(self, num_changes: int) -> str | None:
         """Name of the oldest weights possibly used by a turn begun at `num_changes`."""
@@ -156,7 +185,10 @@ class Weights:
 
     def name(self, version: str | None) -> None:
         """Take an engine's word for the name of its weights."""
-        self.version = self._names[-1] = version
+        self._names[-1] = version
+        self._named(version)
+        for one in self.loras.values():
+            one.name(version)
 
     def begin_change(self) -> None:
         """Other weights come: hold new turns, and stop the clocks of running ones, until `end_change`."""
@@ -164,6 +196,9 @@ class Weights:
         self.num_changes += 1
         self.is_held = True
         self.freeze()
+        for one in self.loras.values():
+            if not one.is_changing:
+                one.begin_change()
 
     def end_change(self, version: str | None) -> None:
         """The change is over; `version` names the weights now in use, None: the same as before."""
@@ -173,9 +208,12 @@ class Weights:
         else:
             self._took(version)
         self._let_in()
+        for one in self.loras.values():
+            one.end_change(version)
 
     def follow(self, state: SyncState) -> None:
         """Follow a `WeightSync` elsewhere. A change already over has reached the turns here."""
+        num_new = state.num_taken - self.num_taken
         self.is_paused = state.is_paused
         if state.num_taken != self.num_taken:
             self.num_changes |= 1
@@ -184,17 +222,23 @@ class Weights:
         elif not state.is_changing:
             self.num_changes -= self.num_changes % 2
         if state.version is not None:
-            self.version = self._names[-1] = state.version
+            self._names[-1] = state.version
+            self._named(state.version)
+        for one in self.loras.values():
+            one.follow(replace(state, num_taken=one.num_taken + num_new))
         if state.is_changing and not self.is_changing:
             self.begin_change()
         if state.is_frozen:
             self.freeze()
         self._let_in()
 
+    def _named(self, version: str | None) -> None:
+        self.version = self.cached_as = version
+
     def _took(self, version: str | None) -> None:
         self.num_changes += 1
         self.num_taken += 1
-        self.version = version
+        self._named(version)
         self._names.append(version)
         if self.on_taken is not None:
             self.on_taken()

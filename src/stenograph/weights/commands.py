@@ -56,6 +56,29 @@ class UpdateWeightVersion(msgspec.Struct, forbid_unknown_fields=True):
     abort_all_requests: bool | None = None
 
 
+LoraName = Annotated[str, Meta(min_length=1, max_length=512)]
+
+
+class LoadLoraAdapter(msgspec.Struct, forbid_unknown_fields=True):
+    """A folder with a LoRA, below `--weights-dir`, and the name by which sessions have it as their `policy`.
+
+    One of that name is replaced. Without `weight_version` the name of its version is the next after its last one, at
+    first `1`.
+    """
+
+    lora_name: LoraName
+    lora_path: Annotated[str, Meta(min_length=1, max_length=4096)]
+    weight_version: VersionName | None = None
+
+
+class UnloadLoraAdapter(msgspec.Struct, forbid_unknown_fields=True):
+    """A LoRA to forget. Turns of its sessions are then 503."""
+
+    lora_name: LoraName
+
+
+_LOAD_LORA = msgspec.json.Decoder(LoadLoraAdapter)
+_UNLOAD_LORA = msgspec.json.Decoder(UnloadLoraAdapter)
 _UPDATE = msgspec.json.Decoder(UpdateWeightsFromDisk)
 _PAUSE = msgspec.json.Decoder(PauseRequest)
 _VERSION = msgspec.json.Decoder(UpdateWeightVersion)
@@ -85,3 +108,13 @@ def decode_pause(body: bytes) -> PauseMode:
 def decode_version(body: bytes) -> UpdateWeightVersion:
     """Read the body of `POST /update_weight_version`. Raises InvalidJson or InvalidRequest."""
     return decode_json(body, _VERSION, known=UpdateWeightVersion.__struct_fields__)
+
+
+def decode_load_lora(body: bytes) -> LoadLoraAdapter:
+    """Read the body of `POST /load_lora_adapter`. Raises InvalidJson or InvalidRequest."""
+    return decode_json(body, _LOAD_LORA, known=LoadLoraAdapter.__struct_fields__)
+
+
+def decode_unload_lora(body: bytes) -> UnloadLoraAdapter:
+    """Read the body of `POST /unload_lora_adapter`. Raises InvalidJson or InvalidRequest."""
+    return decode_json(body, _UNLOAD_LORA, known=UnloadLoraAdapter.__struct_fields__)

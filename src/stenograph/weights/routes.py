@@ -5,6 +5,7 @@ Owns the folder of permitted weights. weights/sync.py carries out the commands.
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypedDict
@@ -14,16 +15,20 @@ from starlette.responses import Response
 
 from stenograph.core.errors import Forbidden
 from stenograph.core.json_types import Count
-from stenograph.core.weights import UpdateWeights
+from stenograph.core.weights import LoadLora, UnloadLora, UpdateWeights
 from stenograph.dialects.sessions import Nothing, decode_nothing
 from stenograph.http.responses import json_response
 from stenograph.http.route import Needs, Who, route
 from stenograph.http.wire import read_json
 from stenograph.weights.commands import (
+    LoadLoraAdapter,
     PauseRequest,
+    UnloadLoraAdapter,
     UpdateWeightsFromDisk,
     UpdateWeightVersion,
+    decode_load_lora,
     decode_pause,
+    decode_unload_lora,
     decode_update,
     decode_version,
 )
@@ -52,6 +57,17 @@ class GenerationState(TypedDict):
 
     status: Literal["ok", "error"]
     message: str
+
+
+class LoraChanged(TypedDict):
+    """The result of a change of LoRAs. `loaded_adapters` are folders by name, as the engines list them now;
+    `weight_version` names the version of the one that was loaded. Where `success` is false the status is 400, and
+    `error_message` names the engines that did not do it."""
+
+    success: bool
+    error_message: str | None
+    loaded_adapters: Mapping[str, str]
+    weight_version: str | None
 
 
 class CacheFlushed(TypedDict):
@@ -177,6 +193,49 @@ class WeightRoutes:
         }
         return _answer(told, result)
 
+    @route(
+        "POST /load_lora_adapter",
+        "loadLora",
+        "Load a LoRA into every engine",
+        LoraChanged,
+        body=LoadLoraAdapter,
+        errors=(Forbidden,),
+        error_body=LoraChanged,
+        needs=Needs.ADMIN,
+        who=Who.SERVER,
+    )
+    async def load_lora(self, request: Request) -> Response:
+        """`POST /load_lora_adapter`."""
+        wire = decode_load_lora(await self._body(request))
+        path = str(self._below_weights_dir(wire.lora_path))
+        version = wire.weight_version or self.sync.next_lora_version(wire.lora_name)
+        return await self._change_lora(LoadLora(name=wire.lora_name, path=path, version=version), version)
+
+    @route(
+        "POST /unload_lora_adapter",
+        "unloadLora",
+        "Have every engine forget a LoRA",
+        LoraChanged,
+        body=UnloadLoraAdapter,
+        errors=(Forbidden,),
+        error_body=LoraChanged,
+        needs=Needs.ADMIN,
+        who=Who.SERVER,
+    )
+    async def unload_lora(self, request: Request) -> Response:
+        """`POST /unload_lora_adapter`."""
+        return await self._change_lora(UnloadLora(name=decode_unload_lora(await self._body(request)).lora_name), None)
+
+    async def _change_lora(self, command: LoadLora | UnloadLora, version: str | None) -> Response:
+        result = await self.sync.change_lora(command)
+        told: LoraChanged = {
+            "success": result.success,
+            "error_message": result.message or None,
+            "loaded_adapters": self.sync.loras(),
+            "weight_version": version,
+        }
+        return _answer(told, result)
+
     async def _body(self, request: Request) -> bytes:
         return await read_json(request.scope, request.receive, max_bytes=self.max_body_bytes)
 
@@ -193,7 +252,7 @@ class WeightRoutes:
         except (OSError, ValueError, RuntimeError):  # a loop of links, or a name that no file can have
             is_below = False
         if not is_below:
-            raise Forbidden(f"model_path {given[:200]!r} is not below --weights-dir, {str(self.weights_dir)!r}.")
+            raise Forbidden(f"{given[:200]!r} is not below --weights-dir, {str(self.weights_dir)!r}.")
         return path
 
 

@@ -17,13 +17,16 @@ from stenograph.core.weights import (
     ContinueGeneration,
     ControlAnswer,
     FlushCache,
+    LoadLora,
     NameWeights,
     PauseGeneration,
     PauseMode,
+    UnloadLora,
     UpdateWeights,
     WeightCommand,
 )
 from stenograph.engine.base import Engine
+from stenograph.session.policies import LoraWeights
 from stenograph.session.weights import Followers, SyncState, UpdateOutcome, Weights
 
 log = logging.getLogger(__name__)
@@ -100,6 +103,45 @@ class WeightSync:
     async def name(self, version: str, *, aborts: bool) -> SyncResult:
         """Tell all engines the name of weights sent to them by another way. With `aborts`, running turns end."""
         return await self._change(NameWeights(version=version), version, f"The version is {version!r}.", aborts=aborts)
+
+    async def change_lora(self, command: LoadLora | UnloadLora) -> SyncResult:
+        """Have all engines load a LoRA, or forget one. Turns by it wait meanwhile; those that run are over a change."""
+        if not self._no_change.is_set() or self.is_in_doubt:
+            return SyncResult(success=False, message="A change of weights is under way; send this one after it.")
+        if not isinstance(self._followers, NoFollowers):
+            return SyncResult(success=False, message="With --workers LoRAs are loaded at the engines, not here.")
+        weights, engine, answers = self.weights.of(command.name), self._engine, list[ControlAnswer]()
+        assert isinstance(weights, LoraWeights), "those of a LoRA"
+        self._no_change.clear()
+        weights.begin_change()
+        try:
+            await _find_policies(engine)
+            has_one = any(command.name in (one.capabilities.policies or ()) for one in engine.members.values())
+            if isinstance(command, LoadLora):
+                command = dataclasses.replace(command, replaces=has_one)
+            answers += await engine.control(command)
+            await _find_policies(engine)
+        finally:
+            problems = _problems(answers)
+            is_taken = isinstance(command, LoadLora) and len(problems) < len(answers)
+            weights.load(command.version if isinstance(command, LoadLora) and is_taken else None)
+            self._no_change.set()
+        what = f"load of version {command.version!r}" if isinstance(command, LoadLora) else "end"
+        level, told = logging.WARNING if problems else logging.INFO, "".join(f"; {problem}" for problem in problems)
+        log.log(level, "LoRA %r: %s%s", command.name, what, told)
+        if problems:
+            return SyncResult(success=False, message=f"Not every engine did it: {'; '.join(problems)}.")
+        return SyncResult(success=True, message="")
+
+    def next_lora_version(self, name: str) -> str:
+        """The name of a version of a LoRA that has none: the next after its last one."""
+        weights = self.weights.of(name)
+        return next_version(weights.loaded if isinstance(weights, LoraWeights) else None)
+
+    def loras(self) -> dict[str, str]:
+        """Folders of the LoRAs that the engines list, by name."""
+        listed = [one.capabilities.policies or {} for one in self._engine.members.values()]
+        return {name: folder for one in listed for name, folder in one.items()}
 
     async def bring_up(self, engine: Engine, join: Callable[[], None]) -> None:
         """Give an engine the weights of the others and have it join them. Before it has them it takes no turns.
@@ -186,7 +228,7 @@ class WeightSync:
 
     async def _stand_still(self, mode: PauseMode, *, was_paused: bool) -> tuple[int, list[str]]:
         """Number of running turns, and why engines have not stopped. The stopped ones go on then."""
-        num_running = len(self.weights.runs) + await self._followers.hold(self.state())
+        num_running = self.weights.num_running + await self._followers.hold(self.state())
         if mode is PauseMode.ABORT:
             await self._abort_everywhere()
         answers = await self._engine.control(PauseGeneration(mode=mode))
@@ -267,7 +309,7 @@ class WeightSync:
         num_elsewhere = await self._followers.hold(self.state())
         if aborts:
             await self._abort_everywhere()
-        return len(self.weights.runs) + num_elsewhere
+        return self.weights.num_running + num_elsewhere
 
     def _end_change(
         self, command: WeightCommand, taken: str | None, answers: Sequence[ControlAnswer], *, was_in_doubt: bool
@@ -298,6 +340,10 @@ def next_version(version: str | None) -> str:
         return str(int(version) + 1)
     stem, plus, number = version.rpartition("+")
     return f"{stem}+{int(number) + 1}" if plus and number.isascii() and number.isdigit() else f"{version}+1"
+
+
+async def _find_policies(engine: Engine) -> None:
+    await asyncio.gather(*(one.find_policies() for one in engine.members.values()))
 
 
 def _problems(answers: Sequence[ControlAnswer]) -> list[str]:

@@ -6,7 +6,7 @@ connection: `HttpEngine` does, and knows no engine.
 
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, TypeVar
 
@@ -199,6 +199,7 @@ _SHOWN_BYTES = 300
 class _ToldControl(Struct):
     success: bool | None = None
     message: str | None = None
+    error_message: str | None = None
     error: str | None = None
     num_paused_requests: int | None = None
 
@@ -216,7 +217,7 @@ def read_control(call: Call, http: HttpReply) -> ControlReply:
         return ControlReply(num_paused=max(told.num_paused_requests or 0, 0))
     if call.note_if_refused:
         return ControlReply(note=call.note_if_refused)
-    words = told.message or told.error or http.body[:_SHOWN_BYTES].decode(errors="replace")
+    words = told.message or told.error_message or told.error or http.body[:_SHOWN_BYTES].decode(errors="replace")
     return ControlReply(problem=f"{call.path} answered {http.status}: {' '.join(words.split())}")
 
 
@@ -317,6 +318,7 @@ async def carried_out(
 
 class _Card(Struct):
     id: str
+    root: str = ""
     parent: str | None = None
 
 
@@ -335,12 +337,12 @@ async def list_models(ask: Ask) -> HttpReply:
     return reply
 
 
-def loras_in(models: bytes) -> frozenset[str]:
-    """The LoRAs in a list of models: those with a parent. Of another body none."""
+def loras_in(models: bytes) -> Mapping[str, str]:
+    """The folders of LoRAs in a list of models, by name: a LoRA has a parent. Of another body none."""
     try:
-        return frozenset(card.id for card in _CARDS.decode(models).data if card.parent)
+        return {card.id: card.root for card in _CARDS.decode(models).data if card.parent}
     except (msgspec.DecodeError, RecursionError):
-        return frozenset()
+        return {}
 
 
 def known(found: T | None) -> T:

@@ -20,7 +20,7 @@ from yarl import URL
 from stenograph.core.errors import EngineUnavailable, StartupError, StenographError, UpstreamError, UpstreamUnreachable
 from stenograph.core.loaded import entry
 from stenograph.core.types import Chunk, Finish, FinishReason, RequestId
-from stenograph.core.weights import UNNAMED, ControlAnswer, NameWeights, UpdateWeights, WeightCommand
+from stenograph.core.weights import UNNAMED, ControlAnswer, LoadLora, NameWeights, UpdateWeights, WeightCommand
 from stenograph.engine.base import AFFINITY_HEADER, Capabilities, Engine, EngineHealth, EngineState, GenerateRequest
 from stenograph.engine.http.adapter import (
     Ask,
@@ -107,6 +107,7 @@ class HttpEngine(Engine):
         self._is_discovered = False
         self._version: str | None = None  # of the weights that it took from here, or has to take
         self._had = set[str]()  # names of weights that it has had, by its own word or ours
+        self._loras = dict[str, str]()  # folders of those that it had to load; "": it has refused
         self._lacks = ""  # why it gets no turns although it is there: it has other weights
         self._said: set[str] = set()  # of the reasons why it is down, those that the log has
         self._running: dict[RequestId, _RunningExchange] = {}
@@ -147,7 +148,7 @@ class HttpEngine(Engine):
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         """Sample. Raises the adapter's error for any status but 200, as a rule UpstreamRefused."""
         chunks = self._generated(request)
-        return chunks if request.policy is None else entry(BY_LORA)(chunks, self._adapter, request.policy)
+        return chunks if request.policy is None else entry(BY_LORA)(chunks, self._adapter, request.policy, self._loras)
 
     async def _generated(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         if self._closing:
@@ -252,6 +253,8 @@ class HttpEngine(Engine):
             told = ControlReply(problem=error.message)
         except TimeoutError:
             told = ControlReply(problem=f"it did not answer within {self._options.control_timeout_s:g} s")
+        if isinstance(command, LoadLora):
+            self._loras[command.name] = "" if told.problem else command.path
         if not told.problem and isinstance(command, UpdateWeights | NameWeights):
             self._has_to_have(command.version)
             self._become(EngineState.READY, self._adapter.capabilities.note)
@@ -276,8 +279,6 @@ class HttpEngine(Engine):
             if self._tasks:
                 await asyncio.wait(self._tasks)
             await self._transport.aclose()
-
-    # -- generations
 
     async def _replied(self, running: _RunningExchange, call: Call) -> Sequence[Chunk]:
         """The chunks of a whole reply; none where it was cut. The turn waits for it itself: unlike a stream, with its
@@ -398,8 +399,6 @@ class HttpEngine(Engine):
         else:
             if status != 200:
                 log.warning("could not %s %s at %s: status %d", what, key, where, status)
-
-    # -- health
 
     async def _watch(self) -> None:
         """Probe now and then, and at once when a request has failed."""

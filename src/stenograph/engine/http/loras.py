@@ -1,8 +1,10 @@
 """Turns sampled by a LoRA, at an engine that may have lost it. Loaded by the first one."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
+
+from msgspec import structs
 
 from stenograph.core.errors import EngineUnavailable, UpstreamRefused
 from stenograph.core.types import Chunk
@@ -14,19 +16,31 @@ _LOST = {404: b"does not exist", 400: b"LoRA adapter"}
 
 
 async def sampled_by_lora(
-    chunks: AsyncGenerator[Chunk, None], adapter: EngineAdapter, policy: str
+    chunks: AsyncGenerator[Chunk, None], adapter: EngineAdapter, policy: str, loaded: Mapping[str, str]
 ) -> AsyncGenerator[Chunk, None]:
-    """The chunks of a turn. Raises EngineUnavailable where the engine lacks the LoRA, and lists it no more."""
+    """The chunks of a turn, without the names of the weights: the engine has them of its model. `loaded` are folders of
+    LoRAs that the engine was told to load, by name; empty for one that it refused.
+
+    Raises EngineUnavailable where the engine lacks the LoRA, which is then not among its listed ones, or has another
+    under its name.
+    """
+    listed, expected = (adapter.capabilities.policies or {}).get(policy), loaded.get(policy)
+    if expected is not None and listed != expected and (listed is not None or not expected):
+        await chunks.aclose()
+        raise _lost(policy)
     try:
         async with aclosing(chunks):
             async for chunk in chunks:
-                yield chunk
+                yield structs.replace(chunk, weights=None, weight_version=None, mixed=None)
     except UpstreamRefused as error:
         words = _LOST.get(error.engine_status)
         if words is None or words not in error.body:
             raise
-        listed = (adapter.capabilities.policies or frozenset()) - {policy}
-        adapter.capabilities = replace(adapter.capabilities, policies=listed)
-        raise EngineUnavailable(
-            f"The engine no longer has the LoRA {policy!r} of this session: load it again.", retry_after_s=RETRY_S
-        ) from error
+        left = {name: folder for name, folder in (adapter.capabilities.policies or {}).items() if name != policy}
+        adapter.capabilities = replace(adapter.capabilities, policies=left)
+        raise _lost(policy) from error
+
+
+def _lost(policy: str) -> EngineUnavailable:
+    told = f"The engine no longer has the LoRA {policy!r} of this session: load it again."
+    return EngineUnavailable(told, retry_after_s=RETRY_S)

@@ -6,14 +6,18 @@ be emptied: SGLang then has the new weights and keeps their old name. Sources: S
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 
 from stenograph.core.weights import (
     ContinueGeneration,
     FlushCache,
+    LoadLora,
+    LoraCommand,
     NameWeights,
     PauseGeneration,
+    UnloadLora,
     UpdateWeights,
     WeightCommand,
 )
@@ -42,6 +46,8 @@ def sglang_calls(command: WeightCommand) -> Sequence[Call]:
 
     Where generations stand still with their keys and values, the cache is emptied apart, if it can be.
     """
+    if isinstance(command, LoadLora) and command.replaces:  # it takes no second one of a name
+        return (*sglang_calls(UnloadLora(name=command.name)), *sglang_calls(replace(command, replaces=False)))
     path, body = _request(command)
     calls = (Call(path=path, body=msgspec.json.encode(body)),)
     if isinstance(command, UpdateWeights) and command.flushes_cache and command.stands_in_place:
@@ -71,6 +77,16 @@ def _request(command: WeightCommand) -> tuple[str, dict[str, object]]:
             return "/flush_cache", {}
         case NameWeights(version=version):
             return "/update_weight_version", {"new_version": version, "abort_all_requests": False}
+        case LoadLora() | UnloadLora():
+            return _lora_request(command)
+
+
+def _lora_request(command: LoraCommand) -> tuple[str, dict[str, object]]:
+    match command:
+        case LoadLora(name=name, path=path):
+            return "/load_lora_adapter", {"lora_name": name, "lora_path": path}
+        case UnloadLora(name=name):
+            return "/unload_lora_adapter", {"lora_name": name}
 
 
 async def sglang_version(ask: Ask) -> str | None:

@@ -25,6 +25,7 @@ from stenograph.engine.http.adapter import (
     AdapterOptions,
     Ask,
     Call,
+    ControlReply,
     EngineAdapter,
     EngineReading,
     known,
@@ -35,7 +36,7 @@ from stenograph.engine.http.adapter import (
 from stenograph.engine.http.transport import HttpReply
 from stenograph.engine.scoring import ScoreRequest, Scores
 from stenograph.engine.settings import ReplayKind
-from stenograph.engine.vllm.control import vllm_calls, vllm_version
+from stenograph.engine.vllm.control import vllm_calls, vllm_reply, vllm_version
 from stenograph.engine.vllm.reply import Expected, VLLMReader
 from stenograph.engine.vllm.request import (
     EMPTY_GENERATION,
@@ -164,6 +165,9 @@ class VLLM(EngineAdapter):
 
     def control_calls(self, command: WeightCommand) -> Sequence[Call] | str:
         return vllm_calls(command)
+
+    def control_reply(self, command: WeightCommand, call: Call, http: HttpReply) -> ControlReply:
+        return vllm_reply(command, call, http)
 
     async def find_version(self, ask: Ask) -> str | None:
         return await vllm_version(ask)

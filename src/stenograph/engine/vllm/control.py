@@ -1,6 +1,7 @@
 """A vLLM's routes for weights and pauses: requests to send, and answers to read. Pure.
 
-Source: vLLM's `entrypoints/serve/dev` (rlhf, rpc and cache routers), present in a server with `VLLM_SERVER_DEV_MODE=1`.
+Source: vLLM's `entrypoints/serve/dev` (rlhf, rpc and cache routers), present in a server with `VLLM_SERVER_DEV_MODE=1`;
+its LoRAs change with `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1` (`entrypoints/serve/lora`).
 It has no route to load a folder: its workers' own `reload_weights` does it, called through `/collective_rpc`.
 """
 
@@ -11,15 +12,19 @@ import msgspec
 from stenograph.core.weights import (
     ContinueGeneration,
     FlushCache,
+    LoraCommand,
     NameWeights,
     PauseGeneration,
     PauseMode,
+    UnloadLora,
     UpdateWeights,
     WeightCommand,
 )
-from stenograph.engine.http.adapter import Ask, Call
+from stenograph.engine.http.adapter import Ask, Call, ControlReply, read_control
+from stenograph.engine.http.transport import HttpReply
 
 INFO_PATH = "/weight_info"
+_NO_ROUTE = b'{"detail":"Not Found"}'
 _RESET = Call(path="/reset_prefix_cache", body=b"{}")
 
 
@@ -46,12 +51,27 @@ def vllm_calls(command: WeightCommand) -> Sequence[Call] | str:
         case PauseGeneration(mode=mode):
             how = "abort" if mode is PauseMode.ABORT else "keep"
             return (Call(path=f"/pause?mode={how}", body=b"{}"),)
-        case ContinueGeneration():
-            return (Call(path="/resume", body=b"{}"),)
-        case FlushCache():
-            return (_RESET,)
+        case ContinueGeneration() | FlushCache():
+            return (_RESET if isinstance(command, FlushCache) else Call(path="/resume", body=b"{}"),)
         case NameWeights(version=version):
             return (_named(version),)
+        case _:
+            return (_lora_call(command),)
+
+
+def vllm_reply(command: WeightCommand, call: Call, http: HttpReply) -> ControlReply:
+    """The answer to one of those requests."""
+    told = read_control(call, http)
+    if isinstance(command, LoraCommand) and http.body == _NO_ROUTE:
+        return ControlReply(problem=f"{told.problem}; start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1")
+    return told
+
+
+def _lora_call(command: LoraCommand) -> Call:
+    if isinstance(command, UnloadLora):
+        return Call(path="/v1/unload_lora_adapter", body=msgspec.json.encode({"lora_name": command.name}))
+    told = {"lora_name": command.name, "lora_path": command.path, "load_inplace": True}
+    return Call(path="/v1/load_lora_adapter", body=msgspec.json.encode(told))
 
 
 def _named(version: str) -> Call:
