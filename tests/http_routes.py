@@ -45,6 +45,7 @@ MORE = {
     "getMedia": "images.md",
     "getAccounts": "accounts.md",
     "getGroupWhy": "accounts.md",
+    "forkSession": "replay.md#forks",
     "claimSamples": "accounts.md#who-may-train",
     "receiveSamples": "accounts.md#who-may-train",
     "abandonSessions": "accounts.md#who-may-train",

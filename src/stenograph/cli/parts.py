@@ -23,6 +23,11 @@ PARTS = (
         groups="stenograph.scores.routes:score_groups",
     ),
     Part(
+        name="fork",
+        routes=("stenograph.fork.routes:ForkRoute",),
+        groups="stenograph.fork.routes:fork_groups",
+    ),
+    Part(
         name="accounts",
         routes=("stenograph.accounts.routes:AccountRoutes", "stenograph.accounts.claims:ClaimRoutes"),
         groups="stenograph.accounts.routes:account_groups",

@@ -18,8 +18,9 @@ from stenograph.cluster.state_file import StateFile
 from stenograph.core.errors import StartupError, StenographError
 from stenograph.dialects.common.errors import refusal
 from stenograph.http.bulk_parts import OwnParts, Pieces
+from stenograph.http.closed_stream import ClosedStream
 from stenograph.http.processes import Board, SharedEngines, SharedWeights
-from stenograph.http.responses import ClosedStream, json_response
+from stenograph.http.responses import json_response
 from stenograph.http.wire import delivery_of
 from stenograph.session.keyed_sessions import KeyedSessions
 from stenograph.session.selection import SessionFilter

@@ -264,6 +264,16 @@ def first_supports(whole: bytes, num_tokens: int) -> bytes:
     return kept.whole()
 
 
+def joined_supports(first: bytes | None, num_first: int, second: bytes) -> bytes:
+    """The supports of so many tokens, and those of the tokens after them; `first` None: every id. Raises ValueError."""
+    vocab_size, after = split(second)
+    columns = SupportColumns(vocab_size)
+    before = SupportPiece(heads=bytes(num_first), gaps=b"", sets=b"") if first is None else split(first)[1]
+    columns.extend(before, num_first)
+    columns.extend(after, _HEADER.unpack_from(second)[1])
+    return columns.whole()
+
+
 def supports(whole: bytes, ids: "Sequence[int] | array[int]") -> Iterator[Ids | None]:
     """The support of each token of a turn with the sampled ids `ids` [T]: ids, ascending; None: every id.
 

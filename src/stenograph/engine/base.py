@@ -311,6 +311,10 @@ class Engine(Protocol):
         """No more turns with this `affinity_key` come: its cached state can go. Does not wait, and never raises."""
         return
 
+    def share_home(self, key: str, new: str) -> None:
+        """Turns with the `affinity_key` `new` begin with the ids of those with `key`: cached state serves both."""
+        return
+
     @property
     def num_waiting(self) -> int:
         """Turns that wait here until an engine has memory for them."""

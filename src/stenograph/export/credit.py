@@ -41,9 +41,10 @@ def _credit(sample: Sample, outcome: SessionOutcome) -> "array[float]":
     found = array("d", bytes(8 * sample.response_length))
     for row in sample.turns:
         start, end, node = row["start"] - first, row["end"] - first, row["node_id"]
-        if start == end or not sample.loss_mask[start]:
+        own = start + row.get("inherited", 0)
+        if own == end or not sample.loss_mask[own]:
             continue
         if node in outcome.tokens:
-            found[start:end] = outcome.tokens[node][: end - start]
+            found[own:end] = outcome.tokens[node][own - start : end - start]
         found[end - 1] += outcome.turns.get(node, 0.0)
     return found

@@ -174,7 +174,7 @@ def _turn_faults(sample: FiledSample, place: _Place, chain: DigestChain) -> Iter
     yield from _differences("token", sample.tokens, 0, row.start, sampled)
     known = known_logprobs(turn.sampled, turn.params)
     rows: list[tuple[str, Values | None, Values | None]] = [
-        ("loss_mask", sample.loss_mask, np.ones(place.num_sampled, np.uint8)),
+        ("loss_mask", sample.loss_mask, _own(np.ones(place.num_sampled, np.uint8), place)),
         ("rollout_log_probs", sample.rollout_log_probs, _of_kind(known, row.logprobs_kind, place)),
         ("raw_log_probs", sample.raw_log_probs, _of_kind(known, LogprobsKind.RAW, place)),
         ("sampling_log_probs", sample.sampling_log_probs, _of_kind(known, LogprobsKind.SAMPLING, place)),
@@ -195,7 +195,13 @@ def _turn_faults(sample: FiledSample, place: _Place, chain: DigestChain) -> Iter
 
 def _of_kind(known: Logprobs, kind: str, place: _Place) -> Values | None:
     values = next((values for name, values in known.items() if name == kind), None)
-    return None if values is None else np.frombuffer(values, np.float64)[: place.num_sampled]
+    return None if values is None else _own(np.frombuffer(values, np.float64)[: place.num_sampled].copy(), place)
+
+
+def _own(values: Values, place: _Place) -> Values:
+    """Values of a turn's sampled tokens: 0 for those of the session before its fork."""
+    values[: place.node.turn.num_inherited] = 0
+    return values
 
 
 def _ids(values: "array[int]") -> Values:
@@ -257,7 +263,7 @@ def _taken(place: _Place, trained: Trained, session_id: str, name: str) -> Itera
     """Note a turn as trained. A turn trained twice counts double."""
     if not place.is_trained:
         return
-    trained.num_tokens += place.num_sampled
+    trained.num_tokens += max(0, place.num_sampled - place.node.turn.num_inherited)
     other = trained.by_turn.setdefault((session_id, place.node.id), name)
     if other != name:
         yield f"turn {place.node.id} is trained by {other} too"

@@ -33,7 +33,8 @@ def _of_sample(sample: Sample, annotation: Annotation) -> "array[float]":
     found = array("d", bytes(8 * sample.response_length))
     for row in sample.turns:
         start, end = row["start"] - first, row["end"] - first
-        if start == end or not sample.loss_mask[start]:
+        own = start + row.get("inherited", 0)
+        if own == end or not sample.loss_mask[own]:
             continue
         turn = annotation.turns.get(row["node_id"])
         if turn is None or len(turn.logprobs) < end - start:
@@ -41,5 +42,5 @@ def _of_sample(sample: Sample, annotation: Annotation) -> "array[float]":
                 f"The annotation {annotation.name!r} does not score turn {row['node_id']}: it was made before that"
                 " turn, or of other tokens. Score the session again."
             )
-        found[start:end] = turn.logprobs[: end - start]
+        found[own:end] = turn.logprobs[own - start : end - start]
     return found

@@ -70,6 +70,8 @@ def session_samples(
         required=wishes.required,
         include_failed=wishes.include_failed,
     )
+    if facts.options.fork is not None:
+        made = entry("stenograph.export.forks:of_fork")(made, facts)
     if facts.outcome is not None and (facts.outcome.turns or facts.outcome.tokens):
         made = entry("stenograph.export.credit:with_credit")(made, facts.outcome, facts)
     if wishes.scores:

@@ -42,7 +42,8 @@ class TurnRow(TypedDict):
     report it. `support`: base64 of which ids could be sampled beside each token (docs/samples.md); absent where every
     id could, or the engine was not asked or does not report it. `mixed_version`: the weights changed while it was
     sampled, and of no token is known which sampled it. `cached_from`: the weights for which the engine caches the turn;
-    absent where it keeps no cache by the weights. `policy` is there where the sample's turns have several.
+    absent where it keeps no cache by the weights. Of a fork's turn the first `inherited` sampled tokens are those of
+    the session before it, and are trained there. `policy` is there where the sample's turns have several.
     """
 
     node_id: Count
@@ -64,6 +65,7 @@ class TurnRow(TypedDict):
     support: NotRequired[str]
     mixed_version: NotRequired[bool]
     cached_from: NotRequired[str]
+    inherited: NotRequired[Count]
     policy: NotRequired[str]
     logprobs_kind: NotRequired[LogprobsKind]
 

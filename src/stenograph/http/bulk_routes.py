@@ -23,8 +23,9 @@ from stenograph.export.arrow import MEDIA_TYPE, ArrowMissing, bulk_arrow
 from stenograph.export.records import DiscardedTurns, WireOutcome, outcome_json
 from stenograph.http.auth import PASSED_ON
 from stenograph.http.bulk_parts import OwnParts, Pieces, SessionParts, sized
+from stenograph.http.closed_stream import ClosedStream
 from stenograph.http.create_route import decoded
-from stenograph.http.responses import ClosedStream, json_in_pieces, json_response
+from stenograph.http.responses import json_in_pieces, json_response
 from stenograph.http.route import ID, STORED, TEXT, All, Asking, Reach, Schema, one_answer, parameter, route
 from stenograph.http.session_routes import LIMIT, MAX_PAGE, REVISION_HEADER, SessionRoutes, check_known, filter_of
 from stenograph.http.wire import ClientLink, count_error, delivery_of, header_value

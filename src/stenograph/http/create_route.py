@@ -116,11 +116,7 @@ class CreateRoute:
             await entry("stenograph.http.policy_check:check_policy")(self.engine, wire.policy)
         key = header_value(request.scope, b"idempotency-key") or None
         session_id = await self.keyed.open(options, key=key, body=body)
-        root = f"{str(request.base_url).rstrip('/')}/sessions/{session_id}"
-        opened: OpenedSession = {"session_id": session_id, "base_url": f"{root}/v1", "root_url": root}
-        if (token := self.tokens.made_for(session_id)) is not None:
-            opened["token"] = token
-        return json_response(opened)
+        return json_response(opened_session(request, session_id, self.tokens))
 
     def _options(self, wire: CreateSession, sampling: SamplingRules | None) -> SessionOptions:
         """The options of a new session. Raises InvalidRequest for those that this server cannot keep."""
@@ -182,6 +178,15 @@ class CreateRoute:
                 param="/cache_salt",
             )
         return CacheSalt.at(policy, self.manager.weights.of(lora).cached_as)
+
+
+def opened_session(request: Request, session_id: str, tokens: SessionTokens) -> OpenedSession:
+    """A new session, for the sender of a request."""
+    root = f"{str(request.base_url).rstrip('/')}/sessions/{session_id}"
+    opened: OpenedSession = {"session_id": session_id, "base_url": f"{root}/v1", "root_url": root}
+    if (token := tokens.made_for(session_id)) is not None:
+        opened["token"] = token
+    return opened
 
 
 def default_options(settings: Settings, canonical: Canonical) -> SessionOptions:

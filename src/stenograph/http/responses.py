@@ -1,15 +1,12 @@
-"""Answers of routes served by Starlette: values as JSON, whole or in pieces, and streams closed with their client."""
+"""Answers of routes served by Starlette: values as JSON, whole or in pieces."""
 
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing
+from collections.abc import Iterator
 from itertools import chain, islice
 
 import msgspec
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Send
 
 from stenograph.core.json_pieces import joined, json_pieces
-from stenograph.http.wire import ClientLink
 from stenograph.offload.pool import LoopShare
 
 WHOLE_PIECES = 2
@@ -32,29 +29,3 @@ def in_pieces(share: LoopShare, pieces: Iterator[bytes], *, media_type: str) -> 
 def json_in_pieces(share: LoopShare, value: object) -> Response:
     """A value as `json_pieces` writes it; like `json_response`, for large values."""
     return in_pieces(share, joined(json_pieces(value)), media_type="application/json")
-
-
-class ClosedStream(StreamingResponse):
-    """An answer with its source closed at its end, and once the client has left: later writes go nowhere, and nothing
-    else says so before the next event-loop iteration."""
-
-    def __init__(
-        self,
-        link: ClientLink,
-        content: AsyncGenerator[bytes | memoryview, None],
-        *,
-        media_type: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(content, headers=headers, media_type=media_type)
-        self._link = link
-        self._content = content
-
-    async def stream_response(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async with aclosing(self._content) as pieces:
-            async for piece in pieces:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-                if self._link.is_gone:
-                    return
-        await send({"type": "http.response.body", "body": b"", "more_body": False})

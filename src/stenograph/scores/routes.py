@@ -26,9 +26,10 @@ from stenograph.core.errors import (
 from stenograph.core.json_types import Count, Hex32, Logprob, TokenIds
 from stenograph.core.outcome import Annotation
 from stenograph.http.bulk_parts import SessionParts
+from stenograph.http.closed_stream import ClosedStream
 from stenograph.http.create_route import decoded
 from stenograph.http.late_routes import Late
-from stenograph.http.responses import ClosedStream, json_in_pieces
+from stenograph.http.responses import json_in_pieces
 from stenograph.http.route import STORED, one_answer, route
 from stenograph.http.session_routes import SessionRoutes
 from stenograph.http.wire import ClientGone, ClientLink, count_error, delivery_of

@@ -116,7 +116,7 @@ class StoreWriter:
                     num_turns=1 - len(gone),
                     num_tokens=one.turn.num_effective - sum(node.turn.num_effective for node in gone),
                     num_discarded_turns=len(gone),
-                    num_discarded_tokens=sum(len(node.turn.sampled.ids) for node in gone),
+                    num_discarded_tokens=sum(len(node.turn.sampled.ids) - node.turn.num_inherited for node in gone),
                 )
             )
         return added

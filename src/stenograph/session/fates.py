@@ -65,7 +65,7 @@ def fate_rows(session: Session, *, is_gone: bool = False) -> Iterator[FateRow]:
             num_trained = gone.pop(node.id, 0)
             if num_trained:
                 yield FateRow(fate=TokenFate.TRAINED, cause=how, num_tokens=num_trained, node=node.id)
-            if not (num_left := len(node.turn.sampled.ids) - num_trained):
+            if not (num_left := len(node.turn.sampled.ids) - node.turn.num_inherited - num_trained):
                 continue
             if strand.kind not in TRAINED_KINDS:
                 fate, cause = TokenFate.SIDE, strand.kind.value

@@ -44,7 +44,7 @@ def turn_report(turn: RunningTurn, index: int, task: "asyncio.Task[TurnOutcome]"
     outcome = task.result()
     reply, num_discarded = outcome.replies[index], 0
     for gone in turn.discarded:
-        num_discarded += len(gone.sampled.ids)
+        num_discarded += len(gone.sampled.ids) - gone.num_inherited
     return report(
         end=TurnEnd.COMMITTED if outcome.committed else TurnEnd.UNRECORDED,
         stages_s=reply.stages_s,
@@ -102,7 +102,7 @@ def log_discarded(session: Session, turns: Sequence[RunningTurn]) -> None:
                 session.id,
                 turn.request_id,
                 gone.request_id,
-                len(gone.sampled.ids),
+                len(gone.sampled.ids) - gone.num_inherited,
             )
 
 

@@ -10,6 +10,7 @@ from stenograph.core.errors import IdempotencyMismatch, SessionNotFound
 from stenograph.core.types import SessionId
 from stenograph.session.manager import SessionManager
 from stenograph.session.retries import print_of
+from stenograph.session.sessions import Begin
 from stenograph.trajectory.commits import RequestMark, SessionOptions
 
 OpenedElsewhere = Callable[[str, bytes], Awaitable[SessionId | None]]
@@ -38,13 +39,14 @@ class KeyedSessions:
         """Keys of sessions in memory alone, including those of ended sessions."""
         return len(self._ids)
 
-    async def open(self, options: SessionOptions, *, key: str | None, body: bytes) -> SessionId:
-        """A new session, or the one opened with this key and body before, if there still is one.
+    async def open(self, options: SessionOptions, *, key: str | None, body: bytes, begin: Begin = None) -> SessionId:
+        """A new session, or the one opened with this key and body before, if there still is one. `begin` is as
+        `Sessions.open` has it.
 
         Raises as `Sessions.open` and `find`.
         """
         if key is None:
-            return (await self._manager.sessions.open(options)).id
+            return (await self._manager.sessions.open(options, begin=begin)).id
         while (before := self._pending.get(key)) is not None:
             await asyncio.wait({before})
         pending = self._pending[key] = asyncio.get_running_loop().create_future()
@@ -53,7 +55,7 @@ class KeyedSessions:
             if session_id is None and self._elsewhere is not None:
                 session_id = await self._elsewhere(key, body)
             if session_id is None:
-                session_id = (await self._manager.sessions.open(options, _mark(key, body))).id
+                session_id = (await self._manager.sessions.open(options, _mark(key, body), begin)).id
                 self._note(key, session_id)
             return session_id
         finally:

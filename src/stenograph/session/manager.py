@@ -47,7 +47,8 @@ NOBODY = Caller()
 """A caller of whom nothing is known."""
 
 COMPLETION = "stenograph.session.completion"
-"""Loaded by the first completion."""
+CONTINUED = "stenograph.session.continued:turn_of"
+"""Loaded by the first completion, and by the first turn of a fork."""
 
 HANG_UP_PASSES = 8
 """Event-loop iterations until the turn learns of a closed connection: two are enough in the tests."""
@@ -335,8 +336,7 @@ class SessionManager:
             session.ended(turn, now=self._clock.monotonic(), committed=reports[0].end is TurnEnd.COMMITTED)
             self.sessions.chatted(session)
         run.leases.give_back()
-        error = None if task.cancelled() else task.exception()
-        logged = error
+        error = logged = None if task.cancelled() else task.exception()
         for one, report in zip(run.turns, reports, strict=True):
             self._telemetry.turn_ended(report)
             if report.end is not TurnEnd.COMMITTED or report.was_aborted:
@@ -359,21 +359,20 @@ class SessionManager:
         builders: Sequence[PromptBuilder]
         if isinstance(request, ChatRequest):
             opened_at = session.created_at if session is not None else services.clock.wall()
-            chat = ChatPromptBuilder(
-                request, leases=leases, services=services, capabilities=capabilities, opened_at=opened_at
-            )
-            builders = [chat]
+            chat = partial(ChatPromptBuilder, leases=leases, services=services, capabilities=capabilities)
+            builders = [chat(request, opened_at=opened_at)]
         else:
             builders = entry(f"{COMPLETION}:completions")(
                 request, leases=leases, services=services, capabilities=capabilities
             )
         salt = session.options.cache_salt if session else CacheSalt.at(services.cache_salt, self.weights.version)
         turns, reply_id, is_one = list[RunningTurn](), "", len(builders) == 1
+        make = RunningTurn if session is None or session.options.fork is None else entry(CONTINUED)(session.options)
         for index, builder in enumerate(builders):
             request_id = RequestId(os.urandom(16).hex())
             reply_id = reply_id or request.spelling.id_prefix + request_id
             turns.append(
-                RunningTurn(
+                make(
                     request_id=request_id,
                     reply_id=reply_id if is_one else f"{reply_id}-{index}",
                     request=request,

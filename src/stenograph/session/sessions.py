@@ -7,7 +7,7 @@ ends, are the manager's. All state changes are synchronous.
 import itertools
 import uuid
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 
 from stenograph.core.clock import Clock
@@ -30,6 +30,7 @@ from stenograph.session.storage import FORGOTTEN_TURNS, Listed, SessionStorage
 from stenograph.store.restored import ListedSession
 from stenograph.trajectory.commits import RequestMark, SessionOptions
 
+Begin = Callable[[Session], Awaitable[None]] | None
 FILE_DIGITS = "00"
 """The beginning of the ids of sessions in the store, and the name of their file, where the server has one process."""
 
@@ -108,12 +109,14 @@ class Sessions:
         self._hold(session)
         return session
 
-    async def open(self, options: SessionOptions, opened_by: RequestMark | None = None) -> Session:
-        """Open a session, durably where there is a store. Raises LimitExceeded, Draining or StorageUnavailable."""
+    async def open(self, options: SessionOptions, opened_by: RequestMark | None = None, begin: Begin = None) -> Session:
+        """Open a session, also in a store; `begin` gives turns. Raises LimitExceeded, Draining, StorageUnavailable."""
         session = self._opened(options)
         session.opened_by = opened_by
         if self.storage is not None:
             await self.storage.create(session)
+        if begin is not None:
+            await begin(session)
         # Another node may have found it by its key, and a turn have come here, before its creation was answered.
         if session.id not in self._sessions:
             self._hold(session)
@@ -132,6 +135,7 @@ class Sessions:
         self.capacity.num_sessions = len(self._sessions)
         if self.storage is not None:
             self._recent[session.id] = None
+        self.count_tokens(session)
 
     def _make_room(self) -> None:
         """Make sure that one more session may be in memory. Raises LimitExceeded."""
@@ -182,7 +186,6 @@ class Sessions:
             return self.get(session_id)
         self._make_room()
         self._hold(session)
-        self.count_tokens(session)
         return session
 
     async def peek(self, session_id: str) -> Session:
@@ -210,9 +213,7 @@ class Sessions:
     def has(self, session_id: str) -> bool:
         """Whether there is a live session with the id."""
         session = self._sessions.get(SessionId(session_id))
-        if session is None or session.is_closing:
-            return False
-        return not session.is_expired(self._clock.monotonic())
+        return not (session is None or session.is_closing or session.is_expired(self._clock.monotonic()))
 
     def note_trained(self, session: Session, num_by_node: Mapping[int, int]) -> None:
         """Samples of a session were given out, perhaps of one only peeked at: as `Session.note_trained`. Later

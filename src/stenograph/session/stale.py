@@ -6,6 +6,7 @@ from stenograph.session.fates import enter
 from stenograph.session.manager import SessionManager
 from stenograph.session.session import Session
 from stenograph.trajectory.account import Abandoned, Account
+from stenograph.trajectory.turn import CommittedTurn
 
 STALE, DECIDED, LEFT_OUT = "stale", "decided", "left_out"
 
@@ -41,9 +42,16 @@ def is_stale(session: Session, manager: SessionManager, max_staleness: int) -> b
     if account.receipt is not None or account.abandoned is not None:
         return False
     weights = manager.weights.of(session.options.stated.policy)
-    versions = {node.turn.sampled.oldest_version for node in session.nodes}
+    versions = {_oldest_version(node.turn) for node in session.nodes}
     ages = [age for one in versions if one is not None and (age := weights.age_of(one)) is not None]
     return max(ages, default=0) > max_staleness
+
+
+def _oldest_version(turn: CommittedTurn) -> str | None:
+    """The oldest weights of the tokens sampled for the turn's own session; None where it is not known."""
+    if turn.sampled.mixed is not None or not turn.num_inherited:
+        return turn.sampled.oldest_version
+    return next((span.version for span in turn.sampled.weights if span.end > turn.num_inherited), None)
 
 
 def abandon_stale(manager: SessionManager, max_staleness: int) -> None:

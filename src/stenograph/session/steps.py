@@ -75,6 +75,7 @@ class RunningTurn:
         self.stages = stages
         self.meter = TurnMeter(started=stages.start)
         self._request = request
+        self._chat = request if isinstance(request, ChatRequest) else None
         self._request_json = request_json
         self.builder = builder
         """Finds where it attaches: its strand is there, once it is positioned."""
@@ -95,7 +96,8 @@ class RunningTurn:
         self.is_open = False
         """Whether it has its prompt."""
         self.prompt: Prompt
-        """Its prompt, once it is open."""
+        self.sent: Prompt
+        """Its prompt, once it is open; as sent, with the tokens of a cut reply to be continued."""
         self.params = request.params
         """The effective parameters of its sampling, once they are granted."""
         self._forced: Grammar | None = None
@@ -145,12 +147,12 @@ class RunningTurn:
             self.stages.render = now
         else:
             self.stages.render, self.stages.tokenize = tokenization.began_at, now
-        self.prompt, self.is_open = prompt, True
+        self.prompt, self.sent, self.is_open = prompt, prompt, True
 
     def grant(self, session_tokens: int | None) -> int | None:
         """Settle the parameters: the request's, with the reply's constraints and the tokens left. Returns how many the
         context leaves; None if it has no limit. Raises ContextLengthExceeded or BudgetSpent."""
-        request, prompt, capabilities = self._request, self.prompt, self.capabilities
+        request, prompt, capabilities = self._request, self.sent, self.capabilities
         limit = capabilities.max_context_tokens
         context_tokens = None if limit is None else limit - prompt.num_expanded
         left = Remaining(context_tokens=context_tokens, session_tokens=session_tokens)
@@ -183,7 +185,7 @@ class RunningTurn:
 
         From the check for an early end to the engine's taking the request there is no await: no abort falls between.
         """
-        services, params, request, prompt = self._services, self.params, self._request, self.prompt
+        services, params, request, prompt = self._services, self.params, self._request, self.sent
         capabilities, weights = self.capabilities, self._services.weights
         self.policy, num_changes = services.policy or capabilities.policy or capabilities.model, weights.num_changes
         salt = self._cache_salt.of(weights.cached_as, capabilities.salt_policies) if weights.cached_as else None
@@ -200,7 +202,7 @@ class RunningTurn:
             request_id=self.request_id,
             prompt=prompt,
             params=params,
-            chat=request if isinstance(request, ChatRequest) else None,
+            chat=self._chat,
             affinity_key=self._affinity_key,
             streams=request.reply.stream,
             routing=request.routing,
@@ -242,7 +244,7 @@ class RunningTurn:
     def _take(self, effective: EffectivePrompt) -> None:
         """Take the engine's report of a prompt with media. Raises UpstreamInvalid."""
         if self.prompt.media:
-            self.media = entry("stenograph.core.media:new_expansions")(self.prompt, effective)
+            self.media = entry("stenograph.core.media:new_expansions")(self.sent, effective)
             self._num_prompt = len(effective.ids)
 
     def _end_reply(self, collector: TurnCollector, parser: Parser | None, num_changes: int) -> None:
@@ -294,10 +296,9 @@ class RunningTurn:
         num_prompt = self._num_prompt or prompt.num_expanded
         self.stages.commit = self._services.clock.monotonic()
         if is_kept:
-            turn, strand = self.made(), self.builder.strand
+            turn, strand, label = self.made(), self.builder.strand, self._leases.label
             assert self._leases.strands is not None, "a turn without a session is not kept"
-            request = self._request if isinstance(self._request, ChatRequest) else None
-            node, replaced = self._leases.strands.commit(strand, attachment, turn, prompt, self._leases.label, request)
+            node, replaced = self._leases.strands.commit(strand, attachment, turn, prompt, label, self._chat)
             self.node_id, self.rewrites = node.id, turn.rewrites
             if replaced:
                 self.discarded = tuple(gone.turn for gone in replaced)

@@ -93,6 +93,17 @@ class RestoredTurns:
     def __repr__(self) -> str:
         return f"<RestoredTurns {self.opened.session_id} {self.strands!r}>"
 
+    def _is_inherited(self, seq: int) -> bool:
+        """Whether a row was written as its session was forked."""
+        fork = self.opened.options.fork
+        return fork is not None and seq <= fork.num_turns
+
+    def check_whole(self) -> None:
+        """Raise RowDamaged for a fork without all turns that it begins with."""
+        fork = self.opened.options.fork
+        if fork is not None and len(self.commits) < fork.num_turns:
+            raise RowDamaged(f"the server stopped while it was forked: {len(self.commits)} of {fork.num_turns} turns")
+
     def add(self, seq: int, kind: int, payload: memoryview) -> None:
         """Make a row's addition. Raises RowDamaged or ValueError."""
         if kind == OUTCOME:
@@ -115,7 +126,7 @@ class RestoredTurns:
         commit = decode_commit(payload, self.nodes.__getitem__)
         made = [self.strands.replay(one, commit.label) for one in commit.turns]
         self.commits.append((commit, made))
-        self.times[seq] = commit.turns[-1].turn.committed_at
+        self.times[seq] = self.opened.created_at if self._is_inherited(seq) else commit.turns[-1].turn.committed_at
         for _, node in made:
             self.nodes[node.id] = node
             self.rows[node.id] = seq
@@ -186,6 +197,7 @@ def _check_totals(found: RestoredTurns, stored: StoredSession) -> None:
     """Raise SessionDamaged if a session's rows do not come to the sums in the last one."""
     sums = totals_of(found.strands, found.outcome_seq)
     try:
+        found.check_whole()
         told = stored.tail().totals
         if sums != told:
             raise RowDamaged(f"its turns come to {sums}, it says {told}")

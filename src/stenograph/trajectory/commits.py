@@ -9,6 +9,7 @@ all of them are made again when a session is read.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
@@ -21,6 +22,9 @@ from stenograph.core.types import SessionId
 from stenograph.core.weights import FOLLOWING, CacheSalt
 from stenograph.trajectory.canonical import Canonical
 from stenograph.trajectory.turn import CommittedTurn, Node
+
+if TYPE_CHECKING:
+    from stenograph.trajectory.forks import ForkPoint  # loaded by the first fork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +60,8 @@ class SessionOptions:
 
     `matcher` is its name. `ttl_s`: seconds without a chat before the session is dropped. Its requests are under the
     rules of `sampling` and of `canonical`. `support`: its engine is asked for the ids that could be sampled. `compat`
-    is another server's contract, kept by the session. `cache_salt`: see there. `stated` has the others.
+    is another server's contract, kept by the session. `fork`: where it left another. `cache_salt`: see there.
+    `stated` has the others.
     """
 
     history: HistoryKind = HistoryKind.STRANDS
@@ -72,6 +77,7 @@ class SessionOptions:
     support: bool = False
     compat: Compat | None = None
     cache_salt: CacheSalt = FOLLOWING
+    fork: "ForkPoint | None" = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,14 +44,14 @@ class Attachment(Struct, frozen=True, kw_only=True, gc=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discarded:
-    """Turns removed from a history by commits, and the sampled tokens in them."""
+    """Turns removed from a history by commits, and the tokens sampled for this session in them."""
 
     num_turns: int = 0
     num_tokens: int = 0
 
     def with_turns(self, nodes: "Sequence[Node]") -> "Discarded":
         """The same, and these."""
-        num_tokens = self.num_tokens + sum(len(node.turn.sampled.ids) for node in nodes)
+        num_tokens = self.num_tokens + sum(len(node.turn.sampled.ids) - node.turn.num_inherited for node in nodes)
         return Discarded(num_turns=self.num_turns + len(nodes), num_tokens=num_tokens)
 
 

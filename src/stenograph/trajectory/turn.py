@@ -78,7 +78,8 @@ class CommittedTurn(Struct, frozen=True, kw_only=True, gc=False):
     `stages` is the turn's own clock, still marked by the reply after the commit. The client knows the reply by
     `reply_id`. `rewrites` are the changes to the client's request. `policy` is the model or LoRA that sampled, as its
     engine calls it; "" where it is not known. `trace_id` is the turn's trace; "" where none was made. All ids are
-    logical ones; `media` are the expansions of the media in its `messages`, by their positions in the line.
+    logical ones; `media` are the expansions of the media in its `messages`, by their positions in the line. The first
+    `num_inherited` sampled ids of a fork's turn were sampled in the session before the fork.
     """
 
     request_id: RequestId
@@ -102,6 +103,7 @@ class CommittedTurn(Struct, frozen=True, kw_only=True, gc=False):
     stages: StageTimes = field(default_factory=lambda: StageTimes(start=0.0))
     trace_id: str = ""
     media: tuple[Expansion, ...] = ()
+    num_inherited: int = 0
 
     @property
     def num_tokens(self) -> int:

@@ -308,6 +308,11 @@ class Fleet(Engine):
             if len(self._posts) == 1 or (session is not None and post.name in session.left_tokens):
                 post.engine.end_session(key)
 
+    def share_home(self, key: str, new: str) -> None:
+        """A session begins with another's tokens: its first turn goes to that one's engine, which has them once."""
+        if (known := self._sessions.known(key)) is not None and known.home is not None:
+            self._sessions.settle(self._sessions.of(new), known.home, 0, self._clock.monotonic())
+
     async def find_version(self) -> str | None:
         """The name of the weights, common to all of them; None where they do not say one."""
         versions = set(await asyncio.gather(*(post.engine.find_version() for post in self._posts)))

@@ -10,6 +10,7 @@ from msgspec import structs
 
 from stenograph.core.chat import Remaining
 from stenograph.core.kinds import UNLABELLED, AfterLength, Compat, HistoryKind, Label, SaltPolicy, StrandKind
+from stenograph.core.loaded import entry
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.stated_options import StatedOptions
@@ -38,6 +39,9 @@ from stenograph.trajectory.commits import (
     SessionOptions,
 )
 from stenograph.trajectory.turn import Node
+
+FORKS = "stenograph.store.codec.forks"
+"""Loaded by the first fork."""
 
 _Text = bytes | None
 _WrittenPattern = tuple[bytes, int]
@@ -79,6 +83,7 @@ class _WrittenOpening(msgspec.Struct, array_like=True, frozen=True, gc=False):
     compat: str | None = None
     stated: dict[str, Any] | None = None  # by name; older rows have two of them as limits
     cache_salt: tuple[str, _Text] | None = None
+    fork: tuple[str, int, int | None, int, WrittenTurn | None] | None = None
 
 
 class _WrittenOutcome(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -155,6 +160,7 @@ def encode_opened(opened: SessionOpened) -> bytes:
             compat=options.compat,
             stated=msgspec.to_builtins(structs.replace(options.stated, group=None)),
             cache_salt=(options.cache_salt.policy, maybe_written(options.cache_salt.pinned)),
+            fork=None if options.fork is None else entry(f"{FORKS}:fork_written")(options.fork),
         )
     )
 
@@ -190,6 +196,7 @@ def _options_read(written: _WrittenOpening) -> SessionOptions:
         support=written.support,
         compat=None if written.compat is None else Compat(written.compat),
         cache_salt=_cache_salt_read(written.cache_salt),
+        fork=None if written.fork is None else entry(f"{FORKS}:fork_read")(*written.fork),
     )
 
 

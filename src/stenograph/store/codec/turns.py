@@ -109,6 +109,7 @@ class WrittenTurn(msgspec.Struct, array_like=True, frozen=True, gc=False):
     placed_media: list[tuple[int, int, _WrittenRef]] = []
     """Of each medium, the number of its message, and its place there."""
     media: list[tuple[int, _Array, _WrittenRef]] = []
+    num_inherited: int = 0  # older rows end before it
 
 
 def turn_written(placed: PlacedTurn) -> WrittenTurn:
@@ -155,6 +156,7 @@ def turn_written(placed: PlacedTurn) -> WrittenTurn:
             for one in message.media
         ],
         media=[(one.position, _ids_written(one.ids), _ref_written(one.ref)) for one in turn.media],
+        num_inherited=turn.num_inherited,
     )
 
 
@@ -199,6 +201,7 @@ def turn_read(written: WrittenTurn, node_of: Callable[[int], Node]) -> PlacedTur
         media=tuple(
             Expansion(position=position, ref=_ref_read(ref), ids=_ids_read(ids)) for position, ids, ref in written.media
         ),
+        num_inherited=written.num_inherited,
     )
     opened = StrandOpened()
     if written.opened is not None:
