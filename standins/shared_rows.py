@@ -105,7 +105,8 @@ class SharedTables:
             held = by_number.get(move.session)
             if held is None or held.epoch != move.epoch or held.seq != move.before:
                 continue
-            held.seq, held.at, held.head, held.outcome = move.seq, self._now(), move.head, move.totals.outcome_seq
+            held.seq, held.head, held.outcome = move.seq, move.head, move.totals.outcome_seq
+            held.at = self._now() if move.has_turn else held.at
             for row in rows:
                 if row.session == move.session:
                     held.rows[row.seq] = StoredRow(seq=row.seq, body=row.body, digest=row.digest)

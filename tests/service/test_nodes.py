@@ -4,9 +4,9 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from stenograph.cli.main import main
 from stenograph.cluster.postgres.connection import Lane
 from stenograph.cluster.postgres.schema import prepare
 from stenograph.cluster.postgres.server import PostgresRows
+from stenograph.cluster.postgres.shared_rows import SharedRows
 from stenograph.cluster.postgres.store import PostgresStore
 from stenograph.core.clock import SystemClock
 from stenograph.http.listen import listen, url_of
@@ -50,12 +51,17 @@ def node(serve: Serve, tables: SharedTables) -> Callable[..., AbstractAsyncConte
 
     @asynccontextmanager
     async def started(
-        at: str | None = None, clock: ManualClock | None = None, **options: object
+        at: str | None = None,
+        clock: ManualClock | None = None,
+        rows: SharedRows | None = None,
+        lease_s: float = 30.0,
+        **options: object,
     ) -> AsyncIterator[Node]:
         with listen("127.0.0.1", 0) as listener:
             url = at or url_of(listener)
-            store = await PostgresStore.open(MemoryRows(tables), clock or SystemClock(), url=url, lease_s=30.0)
-            async with aclosing(store), serve(store=store, listener=listener, **options) as live:
+            shared = rows or MemoryRows(tables)
+            store = await PostgresStore.open(shared, clock or SystemClock(), url=url, lease_s=lease_s)
+            async with aclosing(store), serve(store=store, listener=listener, clock=clock, **options) as live:
                 yield Node(live, store)
 
     return started
@@ -230,6 +236,101 @@ async def test_a_node_whose_lease_is_over_answers_for_no_session_and_ends_its_tu
     async with node() as other:
         shown = (await other.live.call("GET", f"/sessions/{session}")).json()
         assert len(shown["records"]) == 1
+
+
+@dataclass(slots=True)
+class SharedTime:
+    """A database, and the clock of each server on it: they differ by `apart_s`, and run alike."""
+
+    rows: Callable[[], SharedRows]
+    age: Callable[[float], Awaitable[object]]
+    """Lets the database's clock run."""
+    clocks: list[ManualClock] = field(default_factory=list)
+
+    def clock(self, apart_s: float) -> ManualClock:
+        self.clocks.append(ManualClock(wall=time.time() + apart_s))
+        return self.clocks[-1]
+
+    async def passes(self, seconds: float) -> None:
+        await self.age(seconds)
+        for clock in self.clocks:
+            clock.advance(seconds)
+
+
+@pytest.fixture(params=["memory", "postgres"])
+async def shared_time(request: pytest.FixtureRequest) -> AsyncIterator[SharedTime]:
+    if request.param == "memory":
+        database = ManualClock(monotonic=time.time())
+        tables = SharedTables(database.monotonic)
+
+        async def age(seconds: float) -> None:
+            database.advance(seconds)
+
+        yield SharedTime(rows=lambda: MemoryRows(tables), age=age)
+        return
+    if (bin_folder := programs()) is None:
+        pytest.skip("no PostgreSQL is installed: scripts/test-cluster installs it")
+    with postgres_server(bin_folder) as postgres:
+        url = postgres.url()
+        await prepare(url, timeout_s=20)
+        lane = Lane(url, name="test", timeout_s=20)
+        async with aclosing(lane):
+
+            def set_back(seconds: float) -> Awaitable[object]:
+                """A real clock does not run for a test: what it has dated is older."""
+                return lane.fetch("UPDATE stenograph_ends SET at = at - $1::float8", seconds)
+
+            yield SharedTime(rows=lambda: PostgresRows(url, timeout_s=20), age=set_back)
+
+
+DAY_S = 86_400.0
+
+
+@pytest.mark.parametrize("apart_s", [-DAY_S, 0.0, DAY_S])
+async def test_a_session_lives_its_ttl_whatever_the_servers_clocks_say(
+    node: MakeNode, shared_time: SharedTime, apart_s: float
+) -> None:
+    """The first server's clock is right; the second's is a day behind or ahead."""
+
+    async def is_there(live: Live, session: str) -> bool:
+        await live.manager.sessions.expire_kept()
+        return (await live.call("GET", f"/sessions/{session}")).status == 200
+
+    clock, rows = shared_time.clock(0.0), shared_time.rows
+    async with node(clock=clock, rows=rows(), lease_s=DAY_S) as one:
+        sessions = [await one.live.open(ttl_s=1000) for _ in range(2)]
+        for session in sessions:
+            one.live.says("one")
+            assert (await one.live.chat(session, user("hello"))).status == 200
+    async with node(clock=shared_time.clock(apart_s), rows=rows(), lease_s=DAY_S) as other:
+        assert await is_there(other.live, sessions[0])
+        await shared_time.passes(900)
+        assert await is_there(other.live, sessions[0])
+        other.live.says("two")
+        assert (await other.live.chat(sessions[0], user("hello"), assistant("one"), user("more"))).status == 200
+        await shared_time.passes(200)
+        assert [await is_there(other.live, session) for session in sessions] == [True, False]
+    async with node(clock=shared_time.clock(-apart_s), rows=rows(), lease_s=DAY_S) as third:
+        await shared_time.passes(700)
+        assert await is_there(third.live, sessions[0])
+        await shared_time.passes(150)
+        assert not await is_there(third.live, sessions[0])
+
+
+@pytest.mark.parametrize("apart_s", [-DAY_S, DAY_S])
+async def test_an_outcome_lengthens_no_sessions_life_on_any_server(
+    node: MakeNode, shared_time: SharedTime, apart_s: float
+) -> None:
+    async with node(clock=shared_time.clock(apart_s), rows=shared_time.rows(), lease_s=DAY_S) as one:
+        session = await one.live.open(ttl_s=1000)
+        one.live.says("one")
+        assert (await one.live.chat(session, user("hello"))).status == 200
+        await shared_time.passes(900)
+        assert (await one.live.call("PUT", f"/sessions/{session}/outcome", {"reward": 1.0})).status == 200
+    async with node(clock=shared_time.clock(0.0), rows=shared_time.rows(), lease_s=DAY_S) as other:
+        assert (await other.live.call("GET", f"/sessions/{session}")).status == 200
+        await shared_time.passes(200)
+        assert (await other.live.call("GET", f"/sessions/{session}")).status == 404
 
 
 async def test_a_backup_is_the_database_s_own(node: MakeNode, tmp_path: Path) -> None:

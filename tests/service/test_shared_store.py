@@ -472,6 +472,7 @@ class Played:
                     digest=digest,
                     totals=totals,
                     head=body[:HEAD_BYTES],
+                    has_turn=before % 2 == 0,
                 )
             )
         if len({move.session for move in moves}) < len(moves):

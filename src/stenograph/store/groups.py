@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 from stenograph.core.errors import StenographError
 from stenograph.core.types import SessionId
 from stenograph.store.base import Done, Tail
-from stenograph.store.codec.rows import Totals, row_body, row_digest
+from stenograph.store.codec.rows import COMMIT, Totals, row_body, row_digest
 
 Other = TypeVar("Other")
 
@@ -61,13 +61,13 @@ class RowAppend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowEnd:
-    """The end of a session's rows as it will be, and when the last was made."""
+    """The end of a session's rows as it will be, and whether a turn is among the new ones: its life begins anew."""
 
     tail: Tail
     seq: int
     digest: bytes
     totals: Totals
-    at: float
+    has_turn: bool
 
     def move(self) -> None:
         """The rows are there: the session ends here."""
@@ -93,7 +93,8 @@ class RowGroup:
             body = row_body(job.kind, totals, job.payload)
             digest = row_digest(before.digest, tail.session_id, seq, body)
             group.rows.append(NewRow(session=tail.number, seq=seq, at=job.at, body=body, digest=digest))
-            group.ends[id(tail)] = RowEnd(tail=tail, seq=seq, digest=digest, totals=totals, at=job.at)
+            has_turn = job.kind == COMMIT or (end is not None and end.has_turn)
+            group.ends[id(tail)] = RowEnd(tail=tail, seq=seq, digest=digest, totals=totals, has_turn=has_turn)
         return group
 
     def move_ends(self) -> None:

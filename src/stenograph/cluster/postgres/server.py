@@ -60,9 +60,10 @@ WHERE s.id = $1 AND s.digest = $5 AND e.owner = $7 AND e.seq = 0
 
 _APPEND = f"""
 WITH moved AS (
-    UPDATE stenograph_ends e SET seq = m.seq, at = {_NOW}, head = m.head, outcome = m.outcome
-    FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bytea[], $6::bigint[])
-        AS m (session, epoch, before, seq, head, outcome)
+    UPDATE stenograph_ends e
+    SET seq = m.seq, at = CASE WHEN m.has_turn THEN {_NOW} ELSE e.at END, head = m.head, outcome = m.outcome
+    FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bytea[], $6::bigint[], $12::boolean[])
+        AS m (session, epoch, before, seq, head, outcome, has_turn)
     WHERE e.session = m.session AND e.epoch = m.epoch AND e.seq = m.before
     RETURNING e.session),
 kept AS (
@@ -214,6 +215,7 @@ class PostgresRows:
             [row.at for row in rows],
             [row.body for row in rows],
             [row.digest for row in rows],
+            [move.has_turn for move in moves],
         )
         kept = {int(row[0]) for row in found}
         if left := [move for move in moves if move.session not in kept]:

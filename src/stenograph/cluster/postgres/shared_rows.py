@@ -44,7 +44,8 @@ class DatabaseAway(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndMove:
-    """The end of a session's rows, as it was when they were made, and as it is to be. `digest` is the last row's."""
+    """The end of a session's rows, as it was when they were made, and as it is to be. `digest` is the last row's.
+    `has_turn`: its idle time begins anew, by the database's clock."""
 
     session: int
     epoch: int
@@ -53,6 +54,7 @@ class EndMove:
     digest: bytes
     totals: Totals
     head: bytes
+    has_turn: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

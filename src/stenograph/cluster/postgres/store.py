@@ -429,4 +429,5 @@ def _move(end: RowEnd) -> EndMove:
         digest=end.digest,
         totals=end.totals,
         head=head,
+        has_turn=end.has_turn,
     )
