@@ -580,6 +580,7 @@ TABLE = [
         status=400,
     ),
     Worst(name="not ascii", bodies=lambda: [chat(user("\u00e9" * (BODY_BYTES // 3)))]),
+    Worst(name="one character", bodies=lambda: [chat(user("春" * (BODY_BYTES // 3 - 100)))]),
     Worst(name="chinese", bodies=lambda: [chat(user("春眠不觉晓，处处闻啼鸟。\n" * (BODY_BYTES // 38)))]),
     Worst(
         name="escapes of characters",

@@ -157,9 +157,8 @@ class Tokenizer:
 
     def _extend(self, ids: "array[int]", text: str) -> None:
         """Add the ids of a text without added tokens, some at once: each call keeps the GIL."""
-        is_long = len(text) > PIECE_CHARS
-        for part in entry("stenograph.model.text_cuts:parts_of")(self._encoder.plain, text) if is_long else (text,):
-            more = self._encoded(part)
+        is_long, in_parts = len(text) > PIECE_CHARS, "stenograph.model.text_cuts:ids_in_parts"
+        for more in entry(in_parts)(self._encoder.plain, self._encoded, text) if is_long else (self._encoded(text),):
             for start in range(0, len(more), IDS_AT_ONCE):
                 ids.extend(more[start : start + IDS_AT_ONCE])
 

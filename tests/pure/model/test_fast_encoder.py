@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+from array import array
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import fastokens
@@ -23,7 +25,7 @@ from stenograph.model.fast_encoder import (
 )
 from stenograph.model.files import ModelFiles
 from stenograph.model.settings import EncoderKind
-from stenograph.model.text_cuts import ENCODED_AT_ONCE, TextCuts
+from stenograph.model.text_cuts import ENCODED_AT_ONCE, Encode, TextCuts
 from stenograph.model.tokenizer import Tokenizer
 from stenograph.model.tokenizer_json import spelled_out
 
@@ -86,17 +88,38 @@ def test_the_fast_encoder_gives_the_references_ids(
     assert fast.encode_plain(text) == reference.encode_plain(text)
 
 
-CUT_WHOLLY = [LEVEL, sequence(DIGITS, LEVEL), sequence(WORDS, BARE), sequence(O200K, BARE), sequence(HAN, WORDS, BARE)]
+CUT_ANYWHERE = [
+    LEVEL,
+    sequence(DIGITS, LEVEL),
+    sequence(WORDS, BARE),
+    sequence(O200K, BARE),
+    sequence(HAN, WORDS, BARE),
+    BARE,
+    sequence({"type": "CharDelimiterSplit", "delimiter": "a"}, BARE),
+]
 CUT_BEFORE_SPACES = [{**LEVEL, "add_prefix_space": True}]
-NOT_CUT = [None, BARE, sequence({"type": "CharDelimiterSplit", "delimiter": "a"}, BARE)]
+NOT_CUT: list[object] = [None]
 NORMALIZERS = [None, {"type": "NFC"}, {"type": "Strip", "strip_left": True, "strip_right": True}]
+PART_CHARS = 100
+RUNS = st.tuples(
+    st.text("aZé01½漢かカ𠮷ᄀ\u1161\u0301 \n\u3000，。、.'s/_<!", min_size=1, max_size=3), st.sampled_from([1, 2, 80])
+)
 
 
 @cache
 def plain_of(tokenizer_json: str) -> tuple[tokenizers.Tokenizer, TextCuts]:
-    """A tokenizer, and where it may cut texts: at each place, for parts of a character."""
+    """A tokenizer, and where it may cut texts."""
     plain = tokenizers.Tokenizer.from_str(tokenizer_json)
-    return plain, TextCuts(plain, at_once=1)
+    return plain, TextCuts(plain, at_once=PART_CHARS)
+
+
+def encode_by(plain: tokenizers.Tokenizer) -> Encode:
+    return lambda text: array("i", plain.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+
+
+def starts(plain: tokenizers.Tokenizer, cuts: TextCuts, text: str) -> list[int]:
+    """Where the parts of a text begin."""
+    return [start for start, _ in cuts.parts(encode_by(plain), text)]
 
 
 def splits(plain: tokenizers.Tokenizer, text: str) -> list[str]:
@@ -116,23 +139,53 @@ def test_a_byte_levels_words_are_split_alike_once_they_are_spelled_out(
     assert splits(again, text) == splits(plain, text)
 
 
-@pytest.mark.parametrize("pre_tokenizer", [*CUT_WHOLLY, *CUT_BEFORE_SPACES, *NOT_CUT])
-@given(normalizer=st.sampled_from(NORMALIZERS), text=st.text("aZé01½漢かカ𠮷\u0301 \n\u3000，。、.'s/_<", min_size=3))
-def test_the_parts_of_a_cut_text_are_split_as_the_whole(
-    low_specials: str, pre_tokenizer: object, normalizer: object, text: str
+@pytest.mark.parametrize("pre_tokenizer", [*CUT_ANYWHERE, *CUT_BEFORE_SPACES, *NOT_CUT])
+@given(normalizer=st.sampled_from(NORMALIZERS), runs=st.lists(RUNS, min_size=3, max_size=6))
+def test_the_parts_of_a_cut_text_have_the_ids_of_the_whole(
+    low_specials: str, pre_tokenizer: object, normalizer: object, runs: list[tuple[str, int]]
 ) -> None:
     plain, cuts = plain_of(changed(low_specials, pre_tokenizer=pre_tokenizer, normalizer=normalizer))
-    parts = list(cuts.parts(text))
-    assert "".join(parts) == text
-    assert [split for part in parts for split in splits(plain, part)] == splits(plain, text)
+    text = "".join(unit * num for unit, num in runs)
+    ids = [token_id for _, part in cuts.parts(encode_by(plain), text) for token_id in part]
+    assert ids == list(encode_by(plain)(text))
 
 
-@pytest.mark.parametrize("pre_tokenizer", [*CUT_WHOLLY, *CUT_BEFORE_SPACES, *NOT_CUT])
-def test_a_text_is_cut_where_every_text_is_split(low_specials: str, pre_tokenizer: object) -> None:
-    _, cuts = plain_of(changed(low_specials, pre_tokenizer=pre_tokenizer))
-    found = "".join(one for one in "\n ，。、.,/_01é½\r" if len(list(cuts.parts(f"漢字{one}漢字"))) > 1)
-    expected = "\n ，。、.,/_01" if pre_tokenizer in CUT_WHOLLY else " " if pre_tokenizer in CUT_BEFORE_SPACES else ""
-    assert found == expected
+@pytest.mark.parametrize("pre_tokenizer", CUT_ANYWHERE)
+@pytest.mark.parametrize("unit", ["春", "🙂", "é?", "½漢", "ꙮ𠮷", "<春> "])
+def test_a_text_of_many_ids_is_cut_with_words_or_without(low_specials: str, pre_tokenizer: object, unit: str) -> None:
+    plain, cuts = plain_of(changed(low_specials, pre_tokenizer=pre_tokenizer))
+    found = starts(plain, cuts, unit * 1000)
+    assert max(end - start for start, end in pairwise(found)) < PART_CHARS + 64
+    assert len(unit * 1000) - found[-1] < 4 * PART_CHARS
+
+
+@pytest.mark.parametrize("pre_tokenizer", [*CUT_BEFORE_SPACES, *NOT_CUT])
+def test_a_text_is_not_cut_where_its_parts_would_have_other_ids(low_specials: str, pre_tokenizer: object) -> None:
+    """A space is added before each part; without a pre-tokenizer the characters are no tokens."""
+    plain, cuts = plain_of(changed(low_specials, pre_tokenizer=pre_tokenizer))
+    text = "春" * PART_CHARS
+    found = starts(plain, cuts, f"{text} {text * 5}")
+    assert found == ([0, PART_CHARS] if pre_tokenizer in CUT_BEFORE_SPACES else [0])
+
+
+def test_a_pair_that_is_a_token_is_not_cut(low_specials: str) -> None:
+    plain, cuts = plain_of(changed(low_specials, pre_tokenizer=LEVEL))
+    assert len(encode_by(plain)("in" * 500)) == 500
+    found = starts(plain, cuts, "in" * 500)
+    assert len(found) > 5
+    assert not any(start % 2 for start in found)
+
+
+def test_a_part_that_cannot_go_on_with_the_one_before_is_encoded_with_it(low_specials: str) -> None:
+    """An encoder that has no ids for a text that does not begin as the whole: all of it is encoded at last."""
+    plain, cuts = plain_of(changed(low_specials, pre_tokenizer=LEVEL))
+    text = "X" + "no" * 500
+    right = encode_by(plain)
+
+    def encode(part: str) -> "array[int]":
+        return right(part) if part[0] == "X" else array("i")
+
+    assert [(start, list(ids)) for start, ids in cuts.parts(encode, text)] == [(0, list(right(text)))]
 
 
 @pytest.mark.parametrize("kind", list(EncoderKind))
@@ -142,7 +195,7 @@ def test_a_long_text_has_the_ids_of_its_parts(low_specials: str, kind: EncoderKi
     whole = tokenizers.Tokenizer.from_str(low_specials)
     ids = whole.encode(text, add_special_tokens=False).ids
     assert list(tokenizer.encode_plain(text)) == list(tokenizer.encode(text)) == ids
-    assert max(map(len, TextCuts(whole, at_once=ENCODED_AT_ONCE).parts(text))) <= ENCODED_AT_ONCE + 13
+    assert len(starts(whole, TextCuts(whole, at_once=ENCODED_AT_ONCE), text)) == 2
 
 
 _BOTH: dict[str, tuple[Tokenizer, Tokenizer]] = {}
