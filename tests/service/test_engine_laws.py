@@ -224,7 +224,7 @@ def served(model: TinyModel, num_servers: int) -> Make:
                 await stack.enter_async_context(server)
                 adapter = SGLangChat(AdapterOptions(model="tiny", vocab_size=VOCAB))
                 engines.append(HttpEngine(HttpEngineOptions(url=server.url, probe_pause_s=0.02), adapter))
-            members = [FleetMember(name=engine.url, engine=engine) for engine in engines]
+            members = [FleetMember(name=engine.name, engine=engine) for engine in engines]
             engine = engines[0] if num_servers == 1 else Fleet(members, clock=SystemClock())
             await engine.start()
             stack.push_async_callback(engine.aclose)

@@ -52,7 +52,7 @@ def lmdeploys(servers: Sequence[LMDeployServer], renderer: Renderer) -> Engine:
     ]
     if len(engines) == 1:
         return engines[0]
-    return Fleet([FleetMember(name=engine.url, engine=engine) for engine in engines], clock=SystemClock())
+    return Fleet([FleetMember(name=engine.name, engine=engine) for engine in engines], clock=SystemClock())
 
 
 @asynccontextmanager
