@@ -13,11 +13,11 @@ from typing import Any, TextIO
 import uvloop
 
 from stenograph.cli.logs import logged, progress_of
-from stenograph.cli.parts import PARTS
 from stenograph.cli.settings_table import CommandSettings
 from stenograph.core.clock import SystemClock
 from stenograph.core.day import Day
 from stenograph.core.errors import StartupError
+from stenograph.core.loaded import entry
 from stenograph.engine.base import EngineState
 from stenograph.families.load import Loaded, family_made_for, load_renderer
 from stenograph.http.engines import make_engine
@@ -105,7 +105,9 @@ def _why_not(found: Verification, plain: Proof) -> str:
 async def _played(settings: Settings, files: ModelFiles, path: Path, loaded: Loaded, progress: Progress) -> LiveSession:
     """A session with the engine, started and ended here."""
     clock = SystemClock()
-    engine = make_engine(settings, files, path, BodySlots(settings.body_slots), clock, parts=PARTS)
+    engine = make_engine(
+        settings, files, path, BodySlots(settings.body_slots), clock, parts=entry("stenograph.cli.parts:PARTS")
+    )
     where = f"at {', '.join(settings.engine_url)}" if settings.engine_url else "in a process of its own"
     try:
         await engine.start()
