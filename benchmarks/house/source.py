@@ -17,7 +17,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "cluster": ("cluster",),
     "console": ("console",),
     "weights": ("weights",),
-    "otel": ("otel",), "backup": ("backup",), "scores": ("scores",),
+    "otel": ("otel",), "backup": ("backup",), "scores": ("scores",), "tenants": ("tenants",),
     "verify": ("verify",),
 }  # fmt: skip
 """The modules of each part. What is in none is the core, but for the rooms outside it."""

@@ -32,6 +32,8 @@ CLASSES = "tests/pure/trainers/test_real_classes.py"
 AGENTS = "tests/process/agents/"
 
 RUN_BY = {
+    ("accounts.md", "stenograph tenant add"): "tests/service/test_tenants.py",
+    ("accounts.md", "[team-a]"): "tests/service/test_tenants.py",
     ("README.md", "pip install -e '.[demo]'"): TUTORIAL,
     ("README.md", "import httpx"): CLIENT,
     ("README.md", "from stenograph.client import SyncClient"): CLIENT,

@@ -27,7 +27,7 @@ LAYERS = [
     ["http"],
     ["client"],
     ["trainers", "envs"],
-    ["embedded", "cluster", "console", "otel", "weights", "scores", "accounts", "backup", "replay", "fork"],
+    ["embedded", "cluster", "console", "otel", "weights", "scores", "accounts", "backup", "replay", "fork", "tenants"],
     ["cli"],
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}

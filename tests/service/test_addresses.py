@@ -12,8 +12,8 @@ import pytest
 from standins.scripted_engine import ScriptedEngine
 from stenograph.core.types import Chunk
 from stenograph.engine.base import ForwardedAnswer, GenerateRequest
-from stenograph.http.auth import query_without_key
 from stenograph.http.mounts import TRUSTED_PROXIES
+from stenograph.http.proxy_route import query_without_key
 from stenograph.text.renderer import Renderer
 
 from .conftest import Live, running, user

@@ -17,7 +17,7 @@ from standins.scripted_engine import ScriptedEngine
 from stenograph.cli.parts import PARTS
 from stenograph.core.clock import SystemClock
 from stenograph.http.app import make_app
-from stenograph.http.auth import SessionTokens
+from stenograph.http.route import SessionTokens
 from stenograph.http.settings import Settings
 from stenograph.offload.pool import CpuPool
 from stenograph.text.renderer import Renderer

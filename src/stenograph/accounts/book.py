@@ -8,6 +8,7 @@ import msgspec
 
 from stenograph.core.errors import SessionDamaged, SessionNotFound
 from stenograph.core.outcome import TokenFate
+from stenograph.core.stated_options import tag_of
 from stenograph.session.fates import ENDED, FateRow, SumKey, fate_rows, step_of
 from stenograph.session.manager import SessionManager
 from stenograph.session.selection import SessionFilter, selected
@@ -22,11 +23,12 @@ _KEY = msgspec.json.Decoder(SumKey)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionFates:
-    """The fates of a session's tokens. `session` None: of all ended sessions with this group and step."""
+    """The fates of a session's tokens. `session` None: of all ended sessions with this group, step and tenant."""
 
     session: str | None
     group: str | None
     step: int | None
+    tenant: str | None
     rows: Sequence[FateRow]
 
 
@@ -40,10 +42,12 @@ class AccountBook:
     def __repr__(self) -> str:
         return f"<AccountBook of {self._manager!r}>"
 
-    async def live(self, group: str | None = None, *, by_turn: bool = False) -> AsyncIterator[SessionFates]:
-        """Those of all sessions there are, or of a group, but for damaged ones. Not `by_turn`: those outside of memory
-        have one row for a fate and cause. Raises as `selected`."""
-        async for one in selected(self._manager, SessionFilter(group=group)):
+    async def live(
+        self, group: str | None = None, *, tag: str = "", by_turn: bool = False
+    ) -> AsyncIterator[SessionFates]:
+        """Those of all sessions there are, or of a group, or a tenant's by its tag, but for damaged ones. Not
+        `by_turn`: those outside of memory have one row for a fate and cause. Raises as `selected`."""
+        async for one in selected(self._manager, SessionFilter(group=group, tag=tag)):
             if isinstance(one, Session):
                 yield fates_of(one)
             elif (kept := await self._kept(one, by_turn=by_turn)) is not None:
@@ -67,8 +71,9 @@ class AccountBook:
             del self._remembered[next(iter(self._remembered))]
         return known[1]
 
-    async def ended(self, group: str | None = None) -> tuple[int, list[SessionFates]]:
-        """The number of ended sessions, and their sums; those of a group alone, if it is given."""
+    async def ended(self, group: str | None = None, *, tag: str = "") -> tuple[int, list[SessionFates]]:
+        """The number of ended sessions, and their sums; those of a group, or of the tenant with a tag, alone, if it is
+        given."""
         sessions, num = self._manager.sessions, 0
         sums = Counter(sessions.sums)
         if sessions.storage is not None:
@@ -78,11 +83,13 @@ class AccountBook:
             key = _KEY.decode(written)
             if group is not None and key.group != group:
                 continue
+            if tag and (key.tenant is None or tag_of(key.tenant) != tag):
+                continue
             if key.fate is None:
                 num += num_tokens if key.cause == ENDED else 0
                 continue
             row = FateRow(fate=key.fate, cause=key.cause, num_tokens=num_tokens)
-            found.append(SessionFates(session=None, group=key.group, step=key.step, rows=(row,)))
+            found.append(SessionFates(session=None, group=key.group, step=key.step, tenant=key.tenant, rows=(row,)))
         return num, found
 
 
@@ -92,6 +99,7 @@ def fates_of(session: Session) -> SessionFates:
         session=session.id,
         group=session.options.stated.group,
         step=step_of(session),
+        tenant=session.options.tenant,
         rows=tuple(fate_rows(session)),
     )
 

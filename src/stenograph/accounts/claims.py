@@ -125,7 +125,7 @@ class ClaimRoutes:
         wire = await decoded(request, decode_receipt, self.sessions.pool, self.sessions.max_body_bytes)
         parts, trained, left_out, num_tokens = self.parts.asked_by(request.scope), list[str](), list[str](), 0
         every = dict.fromkeys(wire.trained, True) | dict.fromkeys(wire.left_out, False)
-        async for session_id in _in_turn(every):
+        async for session_id in _in_turn(filter(parts.shows, every)):
             is_trained = every[session_id]
             one = msgspec.structs.replace(wire, trained=[], left_out=[])
             (one.trained if is_trained else one.left_out).append(session_id)
@@ -162,7 +162,7 @@ class ClaimRoutes:
             is_decided = wire.first is None or num_ended >= wire.first
             still_open = SessionFilter(group=wire.group, state=SessionState.OPEN)
             ids = [one async for one in parts.ids(still_open)] if is_decided else []
-        async for session_id in _in_turn(dict.fromkeys(ids)):
+        async for session_id in _in_turn(filter(parts.shows, dict.fromkeys(ids))):
             answer = await _passed_on(
                 parts, session_id, ABANDON_PATH, AbandonBody(sessions=[session_id], cause=wire.cause)
             )
@@ -176,7 +176,7 @@ class ClaimRoutes:
     async def _ids(self, wire: ClaimBody, parts: SessionParts) -> AsyncGenerator[str, None]:
         """The sessions to try, oldest first."""
         if wire.sessions is not None:
-            async for session_id in _in_turn(dict.fromkeys(wire.sessions)):
+            async for session_id in _in_turn(filter(parts.shows, dict.fromkeys(wire.sessions))):
                 yield session_id
         else:
             async with aclosing(parts.ids(SessionFilter(group=wire.group, state=SessionState.ENDED))) as ids:

@@ -16,19 +16,19 @@ from stenograph.core.json_types import Count, Hex32
 from stenograph.core.outcome import TokenFate
 from stenograph.http.late_routes import Late
 from stenograph.http.responses import json_in_pieces
-from stenograph.http.route import STORED, TEXT, All, Reach, parameter, route
+from stenograph.http.route import STORED, TEXT, All, Reach, parameter, route, tag_seen_by
 from stenograph.http.session_routes import SessionRoutes, check_query
 from stenograph.parts import AccountSettings, settings_of
 
-BY = ("group", "session", "step", "cause")
+BY = ("group", "session", "step", "cause", "tenant")
 MAX_ROWS = 10_000
 """Rows of an answer, those with most tokens; the sums are of all."""
 Key = str | int | None
 
 
 class AccountRow(TypedDict):
-    """Sampled tokens by fate, each once, and their cost. `key` is a group, a session, a step of the trainer, or a
-    cause; null: of none, or of ended sessions."""
+    """Sampled tokens by fate, each once, and their cost. `key` is a group, a session, a step of the trainer, a
+    cause or a tenant; null: of none, or of ended sessions."""
 
     key: str | int | None
     sampled: Count
@@ -93,10 +93,11 @@ class AccountRoutes:
         if by not in BY:
             raise InvalidRequest(f"by is one of {', '.join(BY)}, got {by[:20]!r}.", param="/by")
         found, num_live = defaultdict[Key, Counter[TokenFate]](Counter), 0
-        async for one in self.book.live(group):
+        tag = tag_seen_by(request.scope)
+        async for one in self.book.live(group, tag=tag):
             num_live += 1
             _add(found, by, one)
-        num_ended, ended = await self.book.ended(group)
+        num_ended, ended = await self.book.ended(group, tag=tag)
         for one in ended:
             _add(found, by, one)
         whole = Counter[TokenFate]()
@@ -129,9 +130,10 @@ class AccountRoutes:
         if group is None:
             raise InvalidRequest("Say which group: give group in the query.", param="/group")
         rows: list[WhyRow] = []
-        async for one in self.book.live(group, by_turn=True):
+        tag = tag_seen_by(request.scope)
+        async for one in self.book.live(group, tag=tag, by_turn=True):
             rows += _why(one)
-        for one in (await self.book.ended(group))[1]:
+        for one in (await self.book.ended(group, tag=tag))[1]:
             rows += _why(one)
         body: GroupWhy = {"group": group, "rows": rows}
         return json_in_pieces(self.sessions.share, body)
@@ -151,8 +153,8 @@ def _add(found: Mapping[Key, Counter[TokenFate]], by: str, one: SessionFates) ->
         for row in one.rows:
             found[row.cause][row.fate] += row.num_tokens
         return
-    key = one.group if by == "group" else one.session if by == "session" else one.step
-    found[key].update(num_tokens(one.rows))
+    keys: Mapping[str, Key] = {"group": one.group, "session": one.session, "step": one.step, "tenant": one.tenant}
+    found[keys[by]].update(num_tokens(one.rows))
 
 
 def _why(one: SessionFates) -> list[WhyRow]:

@@ -252,8 +252,21 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _accounts_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", metavar="URL", help="the server's address")
-    parser.add_argument("--by", choices=("group", "session", "step", "cause"), default="group", help="the rows")
+    parser.add_argument(
+        "--by", choices=("group", "session", "step", "cause", "tenant"), default="group", help="the rows"
+    )
     parser.add_argument("--group", metavar="NAME", help="only this group")
+
+
+def _tenant_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("add",), help="what to do")
+    parser.add_argument("name", metavar="NAME", help="a new name: letters, digits, - and _")
+    parser.add_argument(
+        "--scope",
+        action="append",
+        choices=("rollout", "train", "weights", "admin"),
+        help="what its key may do; may be repeated. Default: rollout and train.",
+    )
 
 
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
@@ -391,6 +404,15 @@ COMMANDS: Mapping[str, Command] = {
         add_arguments=_accounts_arguments,
         settings=("api_key",),
         own_help={"api_key": "The server's key."},
+    ),
+    "tenant": Command(
+        entry="stenograph.cli.tenant_command:tenant",
+        help="add a tenant to the file of --tenants, and print its key",
+        description="Add a tenant to the file of --tenants, and print its key, once: the file has its hash alone. A"
+        " running server takes it at SIGHUP.",
+        add_arguments=_tenant_arguments,
+        settings=("tenants",),
+        own_help={"tenants": "The file; it is made if it is not there."},
     ),
     "bench": Command(
         entry="stenograph.cli.bench_command:become_bench",

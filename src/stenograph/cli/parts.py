@@ -50,6 +50,11 @@ PARTS = (
         tracing="stenograph.otel.tracing:opened_tracing",
     ),
     Part(
+        name="tenants",
+        by="tenants",
+        authenticator="stenograph.tenants.authenticator:tenant_authenticator",
+    ),
+    Part(
         name="replay",
         by="play",
         processes="stenograph.replay.part:ReplayProcesses",

@@ -27,6 +27,7 @@ from stenograph.parts import (
     ForwardKind,
     ReplaySettings,
     ScoreSettings,
+    TenantSettings,
     TraceSettings,
     WeightSettings,
 )
@@ -63,6 +64,7 @@ class LogSettings:
 class CommandSettings(
     ClusterSettings,
     TraceSettings,
+    TenantSettings,
     AccountSettings,
     ScoreSettings,
     ReplaySettings,
@@ -101,6 +103,7 @@ def _check_rooms(settings: CommandSettings) -> None:
     _check_support(settings)
     _check_embedded(settings)
     _check_play(settings)
+    _check_tenants(settings)
     if settings.engine in NO_REPLIES and settings.reply is not ReplyMode.PASSTHROUGH:
         raise StartupError(f"--reply is {settings.reply}, but {NO_REPLIES[settings.engine]}")
 
@@ -166,6 +169,18 @@ def _check_play(settings: CommandSettings) -> None:
         raise StartupError(f"{flag} is of one process and its --data-dir: leave {other} out")
     elif settings.data_dir is None:
         raise StartupError(f"{flag} lives the sessions of a folder again: give --data-dir, too")
+
+
+def _check_tenants(settings: CommandSettings) -> None:
+    """Raise StartupError for tenants without an operator, or whose sessions anybody could live again."""
+    if settings.tenants is None:
+        if settings.audit_log is not None:
+            raise StartupError("--audit-log says who did what, but nobody has a name: give --tenants, too")
+        return
+    if not settings.api_key:
+        raise StartupError("--tenants is set, but the operator has no key: give --api-key, too")
+    if settings.play is not None or settings.engine is EngineKind.REPLAY:
+        raise StartupError("--tenants is set, but a replay lives the sessions of one folder again: leave --play out")
 
 
 SETTINGS: tuple[Setting, ...] = rows_of(CommandSettings)

@@ -51,7 +51,7 @@ from stenograph.http.rule_files import check_files
 from stenograph.http.server import serve_on
 from stenograph.http.settings import Settings
 from stenograph.model.progress import Progress
-from stenograph.parts import ClusterSettings, settings_of
+from stenograph.parts import ClusterSettings, TenantSettings, settings_of
 from stenograph.store.folder import DataFolder
 
 log = logging.getLogger(__name__)
@@ -211,6 +211,7 @@ class _Parent:
         self._signals = _Signals()
         self._ended_by: signal.Signals | None = None
         self._failure: StartupError | StorageLost | None = None
+        self._hears_hangup = settings_of(TenantSettings, settings).tenants is not None
         self._is_ending = False
         self._was_ready = False
         self._life = os.pipe()  # its end tells the workers that the parent is gone
@@ -221,7 +222,7 @@ class _Parent:
         for number in (*self._life, *self._wake):
             os.set_blocking(number, False)
         signal.set_wakeup_fd(self._wake[1], warn_on_full_buffer=False)
-        handled = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+        handled = [signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, *([signal.SIGHUP] if self._hears_hangup else [])]
         before = {number: signal.signal(number, self._signals.note) for number in handled}
         gc.collect()
         gc.freeze()  # what is loaded stays in memory that all share
@@ -275,6 +276,9 @@ class _Parent:
             number = self._signals.came.pop(0)
             if number is signal.SIGCHLD:
                 continue
+            if number is signal.SIGHUP:
+                self._send(number)
+                continue
             self._ended_by = self._ended_by or number
             self._end(number)
 
@@ -284,6 +288,10 @@ class _Parent:
             self._is_ending = True
             for listener in self._listeners:
                 listener.close()
+        self._send(number)
+
+    def _send(self, number: signal.Signals) -> None:
+        """Send a signal to all workers."""
         for slot in self._slots:
             if slot.process is not None:
                 with contextlib.suppress(ProcessLookupError):
@@ -357,6 +365,8 @@ class _Parent:
         signal.set_wakeup_fd(-1)
         for handled in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
             signal.signal(handled, signal.SIG_DFL)
+        if self._hears_hangup:  # until the worker reads its file anew at one, it has just read it
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
         for descriptor in (self._life[1], *self._wake):
             os.close(descriptor)
         for slot in self._slots:

@@ -43,7 +43,10 @@ class SharedParts:
     asker: Scope = field(default_factory=lambda: _NO_ASKER)
 
     def asked_by(self, scope: Scope) -> SessionParts:
-        return replace(self, asker=scope)
+        return replace(self, asker=scope, own=self.own.asked_by(scope))
+
+    def shows(self, session_id: str) -> bool:
+        return self.own.shows(session_id)
 
     def ids(self, wanted: SessionFilter) -> AsyncGenerator[str, None]:
         return self.own.ids(wanted)
@@ -66,7 +69,7 @@ class SharedParts:
         where the process cannot be asked."""
         async with AsyncExitStack() as stack:
             try:
-                peer = await self.peer_of(session_id)
+                peer = await self.peer_of(session_id) if self.shows(session_id) else None  # which refuses it
                 part = await stack.enter_async_context(
                     self.own.part(session_id, wire) if peer is None else self._part_of(peer, session_id, wire)
                 )
@@ -85,9 +88,9 @@ class SharedParts:
             yield OneAnswer(answer.header(REVISION_HEADER), pieces)
 
     async def passed_on(self, session_id: str, path: str, body: bytes) -> tuple[int, bytes] | None:
-        peer = await self.peer_of(session_id)
+        peer = await self.peer_of(session_id) if self.shows(session_id) else None
         if peer is None:
-            return None
+            return await self.own.passed_on(session_id, path, body)
         target, headers = for_asker(self.asker, path)
         timeout_s = self.timeout_s if isinstance(peer, str) else None
         answer = await self.peers.ask(peer, "POST", target, headers, body, timeout_s=timeout_s)
@@ -126,7 +129,7 @@ class WorkerParts(SharedParts):
 
     async def ids(self, wanted: SessionFilter) -> AsyncGenerator[str, None]:
         """The lists of all workers, merged by the sessions' opening times."""
-        asked = msgspec.json.encode(wanted)
+        asked = msgspec.json.encode(replace(wanted, tag=wanted.tag or self.own.tag))
         async with AsyncExitStack() as stack:
             lists: list[AsyncGenerator[bytes, None]] = []
             for worker in range(self.peers.num):
@@ -143,13 +146,16 @@ class WorkerParts(SharedParts):
     async def points(self) -> AsyncGenerator[RolloutPoint | None, None]:
         """Those of each worker, as it makes them."""
         for worker in range(self.peers.num):
-            async with self.peers.reading(worker, POINTS_PATH, b"") as stream, aclosing(stream.lines()) as lines:
+            async with (
+                self.peers.reading(worker, POINTS_PATH, self.own.tag.encode()) as stream,
+                aclosing(stream.lines()) as lines,
+            ):
                 async for line in lines:
                     yield _POINT.decode(line)
 
     async def rollout(self, session_id: str) -> RolloutFacts | None:
         """As the session's worker makes it."""
-        if (worker := await self.peer_of(session_id)) is None:
+        if not self.shows(session_id) or (worker := await self.peer_of(session_id)) is None:
             return await self.own.rollout(session_id)
         asked = msgspec.json.encode(session_id)
         answer = await self.peers.ask(worker, "POST", ROLLOUT_PATH, body=asked, timeout_s=self.timeout_s)

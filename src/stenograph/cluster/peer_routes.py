@@ -3,7 +3,7 @@ here, by whichever worker it is passed on. Starlette endpoints.
 """
 
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 from starlette.applications import Starlette
@@ -77,11 +77,12 @@ class PeerRoutes:
         return Response(encoded_rollout(found))
 
     async def points(self, request: Request) -> Response:
-        """All sessions as points of their groups: a line for each."""
-        return ClosedStream(delivery_of(request.scope), self._points())
+        """All sessions as points of their groups, or those with the tag in the body: a line for each."""
+        parts = replace(self.parts, tag=(await request.body()).decode())
+        return ClosedStream(delivery_of(request.scope), self._points(parts))
 
-    async def _points(self) -> Pieces:
-        async with aclosing(self.parts.points()) as points:
+    async def _points(self, parts: OwnParts) -> Pieces:
+        async with aclosing(parts.points()) as points:
             async for point in points:
                 yield msgspec.json.encode(point) + b"\n"
 

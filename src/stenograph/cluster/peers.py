@@ -14,7 +14,8 @@ from starlette.types import Scope
 from stenograph.cluster.way import FAILURES, Headers, PeerWay, end_to_end
 from stenograph.core.errors import WorkerUnavailable
 from stenograph.engine.http.exchange import tls_of_clients
-from stenograph.http.auth import KEY_HEADERS, PASSED_ON, keys_in_query
+from stenograph.http.auth import KEY_HEADERS, PASSED_ON
+from stenograph.http.proxy_route import keys_in_query
 from stenograph.http.wire import header_bytes
 
 CONNECT_TIMEOUT_S = 1.0

@@ -74,7 +74,8 @@ class Worker(Cluster):
         self.place = place
         self.number, self.digits, self.engine = place.number, place.digits, place.engine
         self.files_before = place.files_before
-        self.file = StateFile(place.sockets[0].parent)
+        self.folder = place.sockets[0].parent
+        self.file = StateFile(self.folder)
         self._others = OtherWorkers(
             self._peers, self.file, own=place.number, long_s=settings.request_timeout_s, hear_s=patience_s
         )

@@ -324,10 +324,11 @@ class ConsoleRoutes:
         name = request.query_params.get("name")
         if name is None:
             raise InvalidRequest("name must be there: the group whose rollouts are shown.", param="/name")
-        found = [session_id async for session_id in self.parts.ids(SessionFilter(group=name))]
+        parts = self.parts.asked_by(request.scope)
+        found = [session_id async for session_id in parts.ids(SessionFilter(group=name))]
         rollouts: list[RolloutFacts] = []
         for session_id in found[:MAX_ROLLOUTS]:
-            rollout = await self.parts.rollout(session_id)
+            rollout = await parts.rollout(session_id)
             if rollout is not None:
                 rollouts.append(rollout)
         num_left_out = max(0, len(found) - MAX_ROLLOUTS)

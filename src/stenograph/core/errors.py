@@ -182,6 +182,7 @@ class Limit(enum.StrEnum):
     NODES = "nodes"
     STRANDS = "strands"
     HELD_TOKENS = "held_tokens"
+    TENANT = "tenant"
 
 
 class BudgetSpent(CallerError):

@@ -55,7 +55,11 @@ def make_app(
     services = services_of(settings, engine, renderer, pool, share, clock)
     spoken = spoken or spoken_by(settings, renderer, model)
     manager = manager_of(settings, services, metrics, store, mark or ModelMark(name=model), processes)
-    authenticator = Authenticator(api_keys=settings.api_key, manager=manager, admin_keys=settings.admin_key)
+    own = next((part.authenticator for part in parts if part.authenticator and part.is_wanted(settings)), None)
+    if own is None:
+        authenticator = Authenticator(api_keys=settings.api_key, manager=manager, admin_keys=settings.admin_key)
+    else:
+        authenticator = entry(own)(settings, manager, processes)
     processes.find_others(settings, manager, metrics)
     metrics.show(WEIGHT_METRICS, services.weights)
     keyed = KeyedSessions(manager, processes.opened_elsewhere(has_store=store is not None))

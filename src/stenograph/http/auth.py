@@ -4,16 +4,15 @@ An API key is a trainer's. A session's token is an agent's: it is made of the se
 with this key knows it, and nobody stores it. Reads headers and the query; decides nothing about turns.
 """
 
-import hashlib
 import hmac
 import re
 from collections.abc import Sequence
-from functools import lru_cache
 from urllib.parse import parse_qsl
 
 from starlette.types import Scope
 
 from stenograph.core.errors import Forbidden, SessionNotFound, Unauthorized
+from stenograph.http.route import TOKEN, SessionTokens, WithoutTenants
 from stenograph.http.wire import header_value
 from stenograph.session.manager import SessionManager
 from stenograph.session.session import Session
@@ -25,7 +24,6 @@ KEY_QUERY = "key"
 PASSED_ON = b"x-stenograph-passed-on"
 """Header of a request passed on from one server to another; of one for a part of many, its value is the session."""
 SESSION_ID = re.compile("[0-9a-f]{32}")
-_TOKEN = re.compile("stg-([0-9a-f]{32})-([0-9a-f]{32})")
 _IN_PATH = re.compile("(?:/console/api)?/sessions/([^/]+)")
 _KEY_HEADERS = tuple(name.encode() for name in KEY_HEADERS)
 
@@ -43,7 +41,7 @@ def session_named(scope: Scope, *, by_id: bool) -> str | None:
         text = credential.decode("latin-1")
         if by_id and SESSION_ID.fullmatch(text):
             return text
-        if found := _TOKEN.fullmatch(text):
+        if found := TOKEN.fullmatch(text):
             return found[1]
     return None
 
@@ -60,10 +58,7 @@ def _in_address(scope: Scope) -> str | None:
 
 
 def credentials_of(scope: Scope) -> list[bytes]:
-    """Every key in a request: SDKs fill in one header, and people set another beside it.
-
-    A bearer, `x-api-key`, `x-goog-api-key`, and `key` in the query. `Basic` and other schemes are a proxy's.
-    """
+    """Every key in a request: SDKs fill in one header, and people set another beside it, or `key` in the query."""
     given: list[bytes] = []
     for name, value in scope["headers"]:
         if name == b"authorization":
@@ -81,44 +76,7 @@ def credentials_of(scope: Scope) -> list[bytes]:
 # --- who may do what
 
 
-class SessionTokens:
-    """The tokens of sessions: `stg-`, the session's id, and an HMAC of it by a secret made of an API key.
-
-    The secret is slow to make (scrypt): trying keys against a token costs as much for each. The first key makes tokens;
-    those of the others are good as long as their key is one of the server's.
-    """
-
-    def __init__(self, api_keys: Sequence[str]) -> None:
-        self._secrets = [_secret_of(key) for key in api_keys]
-
-    def __repr__(self) -> str:
-        return f"<SessionTokens of {len(self._secrets)} keys>"
-
-    def made_for(self, session_id: str) -> str | None:
-        """The session's token; None on a server without keys."""
-        return f"stg-{session_id}-{_mac(self._secrets[0], session_id)}" if self._secrets else None
-
-    def session_of(self, credential: bytes) -> str | None:
-        """The session whose token this is; None if it is no token, or of no key of this server."""
-        found = _TOKEN.fullmatch(credential.decode("latin-1"))
-        if found is None:
-            return None
-        is_good = sum(hmac.compare_digest(found[2], _mac(secret, found[1])) for secret in self._secrets)
-        return found[1] if is_good else None
-
-
-@lru_cache(maxsize=64)
-def _secret_of(api_key: str) -> bytes:
-    """About 50 ms and 16 MiB. The salt is the same everywhere: so must the secret be."""
-    return hashlib.scrypt(api_key.encode(), salt=b"stenograph session token", n=2**14, r=8, p=1, dklen=32)
-
-
-def _mac(secret: bytes, session_id: str) -> str:
-    """128 bits in hex."""
-    return hmac.digest(secret, session_id.encode(), "sha256")[:16].hex()
-
-
-class Authenticator:
+class Authenticator(WithoutTenants):
     """Checks keys and tokens, where the server has keys, and finds a request's session."""
 
     def __init__(self, *, api_keys: Sequence[str], manager: SessionManager, admin_keys: Sequence[str] = ()) -> None:
@@ -128,13 +86,16 @@ class Authenticator:
         self.tokens = SessionTokens(api_keys)
         self.manager = manager
 
+    def has_key(self, given: Sequence[bytes]) -> bool:
+        """Whether one of the server's own keys is among these."""
+        return are_among(given, self._keys)
+
     def check_key(self, scope: Scope) -> None:
-        """Raise Unauthorized if the server has keys and the request carries none of them, and Forbidden if it carries
-        a session's token."""
+        """Raise Unauthorized where the server has keys and the request none, Forbidden for a session's token."""
         if not self._keys:
             return
         given = credentials_of(scope)
-        if _are_among(given, self._keys):
+        if are_among(given, self._keys):
             return
         self._check_given(given)
         raise Forbidden(
@@ -143,13 +104,10 @@ class Authenticator:
         )
 
     def check_admin(self, scope: Scope) -> None:
-        """Raise Unauthorized or Forbidden unless the request may change the policy, the engines or files.
-
-        On a server without any key everybody may. With keys it takes one of `--admin-key`: a key for chats is not
-        enough.
-        """
+        """Raise Unauthorized or Forbidden unless the request may change the policy, the engines or files: on a server
+        with keys, by one of `--admin-key`."""
         given = credentials_of(scope)
-        if self._admin_keys and _are_among(given, self._admin_keys):
+        if self._admin_keys and are_among(given, self._admin_keys):
             return
         if self._keys:
             self.check_key(scope)
@@ -164,16 +122,13 @@ class Authenticator:
         )
 
     def check_agent(self, scope: Scope) -> str | None:
-        """A request's session, if it names one.
-
-        Raises Unauthorized if the server has keys and the request carries neither a key nor a session's token, and
-        Forbidden for the token of another session than the named one.
-        """
+        """A request's session, if it names one. Raises Unauthorized where the server has keys and the request neither
+        a key nor a session's token, and Forbidden for the token of another session than the named one."""
         named = session_named(scope, by_id=not self._keys)
         if not self._keys:
             return named
         given = credentials_of(scope)
-        if not _are_among(given, self._keys) and named not in self._check_given(given):
+        if not are_among(given, self._keys) and named not in self._check_given(given):
             raise Forbidden("This token is of another session than the one that the request names.")
         return named
 
@@ -211,20 +166,6 @@ class Authenticator:
         return sessions
 
 
-def _are_among(given: Sequence[bytes], keys: Sequence[bytes]) -> bool:
+def are_among(given: Sequence[bytes], keys: Sequence[bytes]) -> bool:
     """Whether one of these is a key. Every key is compared, in constant time: timing tells nothing of any."""
     return sum(hmac.compare_digest(one, key) for one in given for key in keys) > 0
-
-
-def query_without_key(query: bytes) -> str:
-    """A query as it came, but for the keys in it: neither an engine nor a log is to see one."""
-    return "&".join(part for part in query.decode("latin-1").split("&") if not _is_key(part))
-
-
-def keys_in_query(query: bytes) -> str:
-    """The keys in a query, as they came."""
-    return "&".join(part for part in query.decode("latin-1").split("&") if _is_key(part))
-
-
-def _is_key(part: str) -> bool:
-    return any(name == KEY_QUERY for name, _ in parse_qsl(part, keep_blank_values=True))

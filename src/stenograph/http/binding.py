@@ -10,14 +10,13 @@ from starlette.routing import Route as StarletteRoute
 from starlette.types import Receive, Scope, Send
 
 from stenograph.http.auth import Authenticator
-from stenograph.http.route import Needs, Route, rows_of
-
-Endpoint = Callable[[Request], Awaitable[Response]]
+from stenograph.http.route import Handler, Needs, Route, rows_of
 
 CHECKS: Mapping[Needs, Callable[[Authenticator, Scope], object]] = {
-    Needs.TOKEN: Authenticator.check_agent,
-    Needs.KEY: Authenticator.check_key,
-    Needs.ADMIN: Authenticator.check_admin,
+    Needs.NOTHING: lambda authenticator, scope: authenticator.check_open(scope),
+    Needs.TOKEN: lambda authenticator, scope: authenticator.check_agent(scope),
+    Needs.KEY: lambda authenticator, scope: authenticator.check_key(scope),
+    Needs.ADMIN: lambda authenticator, scope: authenticator.check_admin(scope),
 }
 """The check of each credential. Raises Unauthorized and Forbidden."""
 
@@ -31,8 +30,8 @@ def bound(groups: Iterable[object], authenticator: Authenticator) -> list[Starle
     ]
 
 
-def _keyed(row: Route, endpoint: Endpoint, authenticator: Authenticator) -> Endpoint:
-    if row.needs is Needs.NOTHING:
+def _keyed(row: Route, endpoint: Handler, authenticator: Authenticator) -> Handler:
+    if row.needs is Needs.NOTHING and not authenticator.checks_open:
         return endpoint
     check = partial(CHECKS[row.needs], authenticator)
 
@@ -40,7 +39,7 @@ def _keyed(row: Route, endpoint: Endpoint, authenticator: Authenticator) -> Endp
         check(request.scope)
         return await endpoint(request)
 
-    return checked
+    return checked if authenticator.noted is None else authenticator.noted(row.id, checked)
 
 
 class LaterRoutes(BaseRoute):

@@ -7,7 +7,7 @@ A server of one process makes every part itself (`OwnParts`); of several, each m
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -15,10 +15,12 @@ import msgspec
 from starlette.types import Scope
 
 from stenograph.core.errors import SessionNotFound, StenographError
+from stenograph.core.stated_options import TAG
 from stenograph.dialects.sessions import BulkSamplesRequest
 from stenograph.export.arrow import bulk_arrow
 from stenograph.export.group_rollouts import RolloutFacts
 from stenograph.export.safetensors import to_safetensors
+from stenograph.http.route import tag_seen_by
 from stenograph.http.session_routes import SessionRoutes, delete_as_it_was, revision_of
 from stenograph.http.wire import count_error
 from stenograph.session.facts import session_facts
@@ -68,7 +70,11 @@ class SessionParts(Protocol):
         ...
 
     def asked_by(self, scope: Scope) -> "SessionParts":
-        """The same, for a request: its keys go to each process asked for a part."""
+        """The same, for a request: its keys go to each process asked for a part. A tenant's has its own sessions."""
+        ...
+
+    def shows(self, session_id: str) -> bool:
+        """Whether the request may know of a session with this id."""
         ...
 
     def points(self) -> AsyncGenerator[RolloutPoint | None, None]:
@@ -84,17 +90,26 @@ class SessionParts(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnParts:
-    """The sessions of this process."""
+    """The sessions of this process; those of a tenant alone for a request of its own, by the `tag`."""
 
     sessions: SessionRoutes
+    tag: str = ""
 
-    def asked_by(self, scope: Scope) -> SessionParts:
-        return self
+    def asked_by(self, scope: Scope) -> "OwnParts":
+        tag = tag_seen_by(scope)
+        return replace(self, tag=tag) if tag else self
+
+    def shows(self, session_id: str) -> bool:
+        return not self.tag or session_id[TAG] == self.tag
 
     async def passed_on(self, session_id: str, path: str, body: bytes) -> tuple[int, bytes] | None:
+        if not self.shows(session_id):
+            raise SessionNotFound(session_id)
         return None
 
     async def remove(self, session_id: str) -> None:
+        if not self.shows(session_id):
+            raise SessionNotFound(session_id)
         await self.sessions.manager.delete(session_id)
 
     async def ids(self, wanted: SessionFilter) -> AsyncGenerator[str, None]:
@@ -103,7 +118,7 @@ class OwnParts:
 
     async def dated_ids(self, wanted: SessionFilter) -> AsyncGenerator[tuple[float, str], None]:
         """The ids of the passing sessions, oldest first, each with the time of its opening."""
-        async for session in selected(self.sessions.manager, wanted):
+        async for session in selected(self.sessions.manager, replace(wanted, tag=wanted.tag or self.tag)):
             yield session.created_at, session.id
 
     @asynccontextmanager
@@ -115,6 +130,8 @@ class OwnParts:
     async def made(self, session_id: str, wire: BulkSamplesRequest) -> OneAnswer:
         """A session's part; whoever takes it closes its pieces."""
         try:
+            if not self.shows(session_id):
+                raise SessionNotFound(session_id)
             return await (self._rows if wire.format == "arrow" else self._frame)(session_id, wire)
         except StenographError as error:
             return self.failed(session_id, wire, error)
@@ -130,14 +147,16 @@ class OwnParts:
         )
 
     async def delete(self, session_id: str, revision: str) -> bool:
-        return await delete_as_it_was(self.sessions.manager, session_id, revision)
+        return self.shows(session_id) and await delete_as_it_was(self.sessions.manager, session_id, revision)
 
     async def points(self) -> AsyncGenerator[RolloutPoint | None, None]:
-        async for session in selected(self.sessions.manager, SessionFilter()):
+        async for session in selected(self.sessions.manager, SessionFilter(tag=self.tag)):
             yield point_of(session)
             await asyncio.sleep(0)  # one of many turns takes tens of microseconds
 
     async def rollout(self, session_id: str) -> RolloutFacts | None:
+        if not self.shows(session_id):
+            return None
         try:
             session = await self.sessions.manager.sessions.peek(session_id)
         except SessionNotFound:

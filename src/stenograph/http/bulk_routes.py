@@ -26,7 +26,7 @@ from stenograph.http.bulk_parts import OwnParts, Pieces, SessionParts, sized
 from stenograph.http.closed_stream import ClosedStream
 from stenograph.http.create_route import decoded
 from stenograph.http.responses import json_in_pieces, json_response
-from stenograph.http.route import ID, STORED, TEXT, All, Asking, Reach, Schema, one_answer, parameter, route
+from stenograph.http.route import ID, STORED, TEXT, All, Asking, Reach, Schema, one_answer, parameter, route, sees
 from stenograph.http.session_routes import LIMIT, MAX_PAGE, REVISION_HEADER, SessionRoutes, check_known, filter_of
 from stenograph.http.wire import ClientLink, count_error, delivery_of, header_value
 from stenograph.offload.pool import INLINE_BELOW_BYTES
@@ -119,7 +119,9 @@ class BulkRoutes:
             raise InvalidRequest(f"limit must be a number from 1 to {MAX_PAGE}, got {limit[:20]!r}.", param="/limit")
         after = request.query_params.get("after")
         found: list[Listed] = []
-        if wanted.is_empty:
+        if after is not None and not sees(request.scope, after):
+            raise SessionNotFound(after)
+        if wanted.is_empty and not wanted.tag:
             found = await self.sessions.manager.sessions.page_kept(limit=int(limit) + 1, after=after)
         else:
             async for one in selected(self.sessions.manager, wanted, after=after):
@@ -177,7 +179,8 @@ class BulkRoutes:
         media_type = MEDIA_TYPE if wire.format == "arrow" else FRAMES_TYPE
         link = delivery_of(request.scope)
         if header_value(request.scope, PASSED_ON) is not None and wire.sessions:  # another process, for the bare part
-            part = await OwnParts(sessions=self.sessions).made(wire.sessions[0], wire)
+            own = OwnParts(sessions=self.sessions).asked_by(request.scope)
+            part = await own.made(wire.sessions[0], wire)
             headers = {} if part.revision is None else {REVISION_HEADER: part.revision}
             return ClosedStream(link, part.pieces, media_type=media_type, headers=headers)
         check_known(self.sessions.manager, wanted_by(wire))

@@ -43,6 +43,7 @@ from stenograph.http.route import (
     route,
     rows_of,
     session_paths,
+    tag_seen_by,
 )
 from stenograph.http.wire import ClientGone, count_error, read_json
 from stenograph.offload.body_slots import LARGE_BODY_BYTES, BodySlots
@@ -73,8 +74,9 @@ class WireEngineStatus(ShownEngine):
 
 
 class Readiness(TypedDict):
-    """The state of each engine; `ready` if one is usable, and so is the store, where there is one, and turns are let
-    in: not while generation is `paused` or new weights come."""
+    """The state of each engine, unless a tenant or, where there are tenants, nobody asks; `ready` if one is usable,
+    and so is the store, where there is one, and turns are let in: not while generation is `paused` or new weights
+    come."""
 
     ready: bool
     paused: bool
@@ -221,7 +223,7 @@ class ControlRoutes:
         is_writable = storage is None or storage.store.failure is None
         paused = self.core.services.weights.is_held
         ready = is_writable and not paused and self.core.services.engine.health().state is EngineState.READY
-        statuses = self.core.services.engine.statuses()
+        statuses = () if tag_seen_by(request.scope) else self.core.services.engine.statuses()
         engines = cast("list[WireEngineStatus]", [status.shown() for status in statuses])
         readiness: Readiness = {"ready": ready, "paused": paused, "engines": engines}
         return json_response(readiness, status=200 if ready else 503)

@@ -20,9 +20,9 @@ from stenograph.core.weights import CacheSalt
 from stenograph.dialects.common.pointers import nearest
 from stenograph.dialects.sessions import CreateSession, decode_create
 from stenograph.engine.base import Engine
-from stenograph.http.auth import Authenticator, SessionTokens
+from stenograph.http.auth import Authenticator
 from stenograph.http.responses import json_response
-from stenograph.http.route import STORED, TEXT, parameter, route
+from stenograph.http.route import STORED, TENANT, TEXT, SessionTokens, parameter, route
 from stenograph.http.rule_files import sampling_of
 from stenograph.http.settings import Settings
 from stenograph.http.wire import header_value, read_json
@@ -66,7 +66,7 @@ class CreateRoute:
     manager: SessionManager
     engine: Engine
     keyed: KeyedSessions
-    tokens: SessionTokens
+    authenticator: Authenticator
     pool: CpuPool
     defaults: SessionOptions
     rewrite_rules: RewriteRules
@@ -82,7 +82,7 @@ class CreateRoute:
             manager=authenticator.manager,
             engine=services.engine,
             keyed=keyed,
-            tokens=authenticator.tokens,
+            authenticator=authenticator,
             pool=services.pool,
             defaults=default_options(settings, services.canonical),
             rewrite_rules=services.rewrite_rules,
@@ -111,12 +111,13 @@ class CreateRoute:
         body, (wire, sampling) = await decoded(
             request, lambda body: (body, decode_create(body)), self.pool, self.max_body_bytes
         )
-        options = self._options(wire, sampling)
+        tenant: str | None = request.scope.get(TENANT)
+        options = dataclasses.replace(self._options(wire, sampling), tenant=tenant)
         if wire.policy is not None:
             await entry("stenograph.http.policy_check:check_policy")(self.engine, wire.policy)
-        key = header_value(request.scope, b"idempotency-key") or None
+        key = self.authenticator.own_key(request.scope, header_value(request.scope, b"idempotency-key") or None)
         session_id = await self.keyed.open(options, key=key, body=body)
-        return json_response(opened_session(request, session_id, self.tokens))
+        return json_response(opened_session(request, session_id, self.authenticator.tokens))
 
     def _options(self, wire: CreateSession, sampling: SamplingRules | None) -> SessionOptions:
         """The options of a new session. Raises InvalidRequest for those that this server cannot keep."""

@@ -19,7 +19,7 @@ class Part:
 
     name: str
     by: str = ""
-    """The setting that switches on its `tracing` and its `processes`."""
+    """The setting that switches on its `authenticator`, its `tracing` and its `processes`."""
     metrics: str = ""
     """Its own metrics."""
     routes: tuple[str, ...] = ()
@@ -28,6 +28,8 @@ class Part:
     """Its routes are at and below this path; empty: anywhere. They are made when a request comes there."""
     groups: str = ""
     """`(Late) -> Sequence[object]`: makes the objects of the classes of `routes`."""
+    authenticator: str = ""
+    """`(Settings, SessionManager, Processes) -> Authenticator`: in place of the core's own."""
     tracing: str = ""
     """`(Core) -> RouteTracing`"""
     processes: str = ""

@@ -152,6 +152,8 @@ class Processes:
     """The beginning of its new sessions' ids; None: any."""
     engine: Path | None = None
     """The socket of the engine's process that all share."""
+    folder: Path | None = None
+    """The folder that all of its server have; None: there are no others."""
     number = 0
     files_before: Sequence[int] = ()
     """The numbers of all files possibly held by processes before it."""

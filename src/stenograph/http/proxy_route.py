@@ -7,13 +7,14 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
+from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from stenograph.core.errors import Forbidden, MethodNotAllowed, RouteNotFound, UpstreamTimeout
 from stenograph.engine.base import Engine, ForwardedAnswer
-from stenograph.http.auth import Authenticator, query_without_key
+from stenograph.http.auth import KEY_QUERY, Authenticator
 from stenograph.http.wire import ClientGone, delivery_of, header_bytes, read_body
 from stenograph.session.manager import SessionManager
 
@@ -136,3 +137,17 @@ class ProxyRoute:
 
 def _with_head(methods: set[str]) -> set[str]:
     return {*methods, "HEAD"} if "GET" in methods else methods
+
+
+def query_without_key(query: bytes) -> str:
+    """A query as it came, but for the keys in it: neither an engine nor a log is to see one."""
+    return "&".join(part for part in query.decode("latin-1").split("&") if not _is_key(part))
+
+
+def keys_in_query(query: bytes) -> str:
+    """The keys in a query, as they came."""
+    return "&".join(part for part in query.decode("latin-1").split("&") if _is_key(part))
+
+
+def _is_key(part: str) -> bool:
+    return any(name == KEY_QUERY for name, _ in parse_qsl(part, keep_blank_values=True))

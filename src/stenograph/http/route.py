@@ -5,13 +5,20 @@ docs/http-api.md (a test compares), its forwarding to another process, and the g
 """
 
 import enum
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+import hashlib
+import hmac
+import re
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, TypeVar
 
+from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from stenograph.core.errors import SessionDamaged, SessionElsewhere, StenographError, StorageUnavailable
+from stenograph.core.stated_options import TAG
 from stenograph.dialects.common.errors import ErrorBody
 
 Errors = tuple[type[StenographError], ...]
@@ -192,3 +199,80 @@ SESSION_HEADER = parameter(
     "The session, where the path names none. docs/http-api.md says what happens without it.",
     ID,
 )
+
+
+# --- the sender of a request: its tenant, and the tokens of sessions
+
+TOKEN = re.compile("stg-([0-9a-f]{32})-([0-9a-f]{32})")
+Handler = Callable[[Request], Awaitable[Response]]
+
+TENANT, TAG_SEEN = "stenograph.tenant", "stenograph.tag"
+"""In a scope, on a server with tenants: the request's tenant, and the tag of the only sessions shown to it."""
+
+
+def tag_seen_by(scope: Scope) -> str:
+    """The tag of the only sessions that a request may see; empty: it may see all."""
+    tag: str = scope.get(TAG_SEEN, "")
+    return tag
+
+
+def sees(scope: Scope, session_id: str) -> bool:
+    """Whether a request may know of a session with this id."""
+    tag = tag_seen_by(scope)
+    return not tag or session_id[TAG] == tag
+
+
+class WithoutTenants:
+    """An authenticator's part for tenants, on a server without any."""
+
+    checks_open = False
+    """Whether requests without a key are checked as well, by `check_open`."""
+    admitted: Callable[..., Awaitable[Any]] | None = None
+    """Admits a request for turns once its tenant has a place. As `SessionManager.admit`, behind the request's scope."""
+
+    noted: Callable[[str, Handler], Handler] | None = None
+    """An endpoint whose answers are noted, by the id of its route."""
+
+    def check_open(self, scope: Scope) -> None:
+        """Check a request without need of a key."""
+
+    def own_key(self, scope: Scope, key: str | None) -> str | None:
+        """A request's `Idempotency-Key` among those of all tenants."""
+        return key
+
+
+class SessionTokens:
+    """The tokens of sessions: `stg-`, the session's id, and an HMAC of it by a secret made of an API key.
+
+    The secret is slow to make (scrypt): trying keys against a token costs as much for each. The first key makes tokens;
+    those of the others are good as long as their key is one of the server's.
+    """
+
+    def __init__(self, api_keys: Sequence[str]) -> None:
+        self._secrets = [_secret_of(key) for key in api_keys]
+
+    def __repr__(self) -> str:
+        return f"<SessionTokens of {len(self._secrets)} keys>"
+
+    def made_for(self, session_id: str) -> str | None:
+        """The session's token; None on a server without keys."""
+        return f"stg-{session_id}-{_mac(self._secrets[0], session_id)}" if self._secrets else None
+
+    def session_of(self, credential: bytes) -> str | None:
+        """The session whose token this is; None if it is no token, or of no key of this server."""
+        found = TOKEN.fullmatch(credential.decode("latin-1"))
+        if found is None:
+            return None
+        is_good = sum(hmac.compare_digest(found[2], _mac(secret, found[1])) for secret in self._secrets)
+        return found[1] if is_good else None
+
+
+@lru_cache(maxsize=64)
+def _secret_of(api_key: str) -> bytes:
+    """About 50 ms and 16 MiB. The salt is the same everywhere: so must the secret be."""
+    return hashlib.scrypt(api_key.encode(), salt=b"stenograph session token", n=2**14, r=8, p=1, dklen=32)
+
+
+def _mac(secret: bytes, session_id: str) -> str:
+    """128 bits in hex."""
+    return hmac.digest(secret, session_id.encode(), "sha256")[:16].hex()

@@ -58,7 +58,7 @@ from stenograph.http.create_route import decoded
 from stenograph.http.line_drifts import DriftReports, LineDrifts, drift_reports
 from stenograph.http.metrics import Metrics
 from stenograph.http.responses import in_pieces, json_in_pieces, json_response
-from stenograph.http.route import STORED, All, Needs, Reach, Schema, in_json, one_answer, parameter, route
+from stenograph.http.route import STORED, All, Needs, Reach, Schema, in_json, one_answer, parameter, route, tag_seen_by
 from stenograph.http.settings import Settings
 from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool, LoopShare
 from stenograph.session.facts import session_facts
@@ -352,13 +352,12 @@ class SessionRoutes:
     async def abort_all(self, request: Request) -> Response:
         """`POST /abort_request {"abort_all": true}` or `{"group"}`."""
         wire = await decoded(request, decode_abort, self.pool, self.max_body_bytes)
-        aborted: Aborted = {"aborted": await self.manager.abort(None) if wire.group is None else 0}
-        if wire.group is not None:
-            wanted = SessionFilter(group=wire.group)
-            found = [one async for one in selected(self.manager, wanted) if isinstance(one, Session)]
-            turns = [turn for session in found for turn in session.running]
-            aborted["aborted"] = sum(await asyncio.gather(*(turn.run.abort() for turn in turns)))
-        return json_response(aborted)
+        tag = tag_seen_by(request.scope)
+        if wire.group is None and not tag:
+            return json_response(Aborted(aborted=await self.manager.abort(None)))
+        found = selected(self.manager, SessionFilter(group=wire.group, tag=tag))
+        turns = [turn async for one in found if isinstance(one, Session) for turn in one.running]
+        return json_response(Aborted(aborted=sum(await asyncio.gather(*(turn.run.abort() for turn in turns)))))
 
     async def made_samples(self, session: Session, wishes: SampleWishes) -> tuple[SampleSet, SessionMetadata, int]:
         """A session's samples, its metadata, and about how many bytes they are, made on the pool from a snapshot.
@@ -476,7 +475,8 @@ def filter_of(request: Request, *others: str, filters: Sequence[str] = ("group",
     check_query(request, *others, *(name for name in filters if name != _METADATA), *keys)
     state = query.get("state")
     check_state(state)
-    return SessionFilter(group=query.get("group"), state=None if state is None else SessionState(state), texts=texts)
+    known, tag = None if state is None else SessionState(state), tag_seen_by(request.scope)
+    return SessionFilter(group=query.get("group"), state=known, texts=texts, tag=tag)
 
 
 def check_known(manager: SessionManager, wanted: SessionFilter) -> None:

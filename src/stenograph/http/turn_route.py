@@ -111,28 +111,30 @@ class TurnRoute:
     async def _admit(
         self, scope: Scope, receive: Receive, stages: StageTimes, path: RequestPath, reading: "_Reading"
     ) -> Watch:
+        clock, manager = self.core.services.clock, self.core.authenticator.manager
         session = await self.core.authenticator.session_of(scope)
         headers = headers_of(scope)
         name = client_name(headers)
         if session is not None:
             reading.as_miles = session.options.compat is Compat.MILES
-            reading.row = session.ledger.open_row(
-                self.core.services.clock, path=path.route, dialect=self.dialect.name, client=name
-            )
+            reading.row = session.ledger.open_row(clock, path=path.route, dialect=self.dialect.name, client=name)
         body = await read_json(scope, receive, max_bytes=self.core.settings.max_body_bytes, body_slots=self.body_slots)
-        stages.receive = self.core.services.clock.monotonic()
+        stages.receive = clock.monotonic()
         if session is not None and session.is_busy:
-            await self.core.authenticator.manager.settle(session)
+            await manager.settle(session)
         identity = None if session is None else _identity(headers, path, body)
-        admitted = self.core.authenticator.manager.admit(session, stages=stages, identity=identity)
+        admits = self.core.authenticator.admitted
+        if admits is None:
+            admitted = manager.admit(session, stages=stages, identity=identity)
+        else:
+            admitted = await admits(scope, session, stages=stages, identity=identity)
         if not isinstance(admitted, Admission):
             return admitted
         with admitted:
-            known = () if session is None else session.strands.known(self.dialect.name, body)
             incoming = Incoming(
                 body=body,
                 at=path.at,
-                known=known,
+                known=() if session is None else session.strands.known(self.dialect.name, body),
                 past=None if session is None else session.strands,
                 query=scope["query_string"].decode("latin-1"),
                 headers=scope["headers"],
@@ -148,7 +150,7 @@ class TurnRoute:
             reading.spelling = request.spelling
             if isinstance(request, ChatRequest) and request.earlier_media:
                 found = entry("stenograph.session.kept_media:with_earlier_media")
-                decoded = await found(decoded, session, self.core.authenticator.manager.sessions.storage)
+                decoded = await found(decoded, session, manager.sessions.storage)
             if request.routing is not None or RANK_HEADER in headers:
                 decoded = with_hints(decoded, scope, self.core.authenticator, self.core.services.engine.capabilities)
             caller = Caller(
@@ -158,7 +160,7 @@ class TurnRoute:
                 row=reading.row,
                 trace=path.trace,
             )
-            return self.core.authenticator.manager.begin(admitted, decoded, caller)
+            return manager.begin(admitted, decoded, caller)
 
     async def _decoded(self, incoming: Incoming) -> Decoded:
         num_known = max((one.text_print.length for one in incoming.known), default=0)

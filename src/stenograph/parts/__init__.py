@@ -163,6 +163,29 @@ class AccountSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TenantSettings:
+    """Settings of tenants."""
+
+    tenants: Path | None = setting(
+        None,
+        folder(),
+        "TOML file of tenants: names with hashes of keys, scopes and quotas (`stenograph tenant add`). Read again at"
+        " SIGHUP. Needs `--api-key`, the operator's.",
+        shown="none: one for all",
+        section=Section.SECURITY,
+        after="admin_key",
+    )
+    audit_log: Path | None = setting(
+        None,
+        folder(),
+        "File to which a line of JSON is appended for each change of weights, engines, outcomes and tenants.",
+        shown="none",
+        section=Section.SECURITY,
+        after="tenants",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class TraceSettings:
     """Settings of traces."""
 

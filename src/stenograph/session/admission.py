@@ -24,6 +24,7 @@ from stenograph.core.types import RequestId
 from stenograph.session.kept import StoredReply
 from stenograph.session.ledger import NO_ROW, OpenRow
 from stenograph.session.retries import RequestIdentity
+from stenograph.session.services import Place
 from stenograph.session.session import Session
 from stenograph.session.turn import RequestRun
 
@@ -143,7 +144,9 @@ class Admission:
     `num_started` counts the session's requests at admission: where it has moved since, another one came first.
     """
 
-    __slots__ = ("_capacity", "identity", "is_begun", "num_started", "num_turns", "repeats", "session", "stages")
+    __slots__ = (
+        "_capacity", "identity", "is_begun", "num_started", "num_turns", "place", "repeats", "session", "stages",
+    )  # fmt: skip
 
     def __init__(
         self, capacity: Capacity, session: Session | None, identity: RequestIdentity | None, stages: StageTimes
@@ -156,6 +159,8 @@ class Admission:
         """The reply it asks for again, written anew once its request is decoded."""
         self.num_started = 0 if session is None else session.num_started
         self._capacity = capacity
+        self.place: Place | None = None
+        """Its tenant's; None: there are none."""
         self.is_begun = False
         """Whether its turns run: whoever runs them gives it back."""
         capacity.num_in_flight += 1
@@ -192,6 +197,8 @@ class Admission:
         """Let other turns have it."""
         self._capacity.num_in_flight -= self.num_turns
         self.num_turns = 0
+        if self.place is not None:
+            self.place.end()
 
     def _fit_prompts(self, num: int) -> None:
         capacity, session = self._capacity, self.session
@@ -206,6 +213,8 @@ class Admission:
                 blame=Blame(RequestPart.PROMPT),
             )
         capacity.check(num - self.num_turns)
+        if self.place is not None:
+            self.place.grow(num - self.num_turns)
         capacity.num_in_flight += num - self.num_turns
         self.num_turns = num
 

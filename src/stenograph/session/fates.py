@@ -51,6 +51,7 @@ class SumKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
     step: int | None
     fate: TokenFate | None
     cause: str
+    tenant: str | None = None  # as it stood before there were tenants, a key without one is shorter
 
 
 def fate_rows(session: Session, *, is_gone: bool = False) -> Iterator[FateRow]:
@@ -140,15 +141,17 @@ def step_of(session: Session) -> int | None:
 def last_sums(session: Session) -> dict[str, int]:
     """The rest of a session that ends: its tokens by group, step, fate and cause, as JSON keys."""
     group, step, sums = session.options.stated.group, step_of(session), Counter[str]()
+    tenant = session.options.tenant
     for row in fate_rows(session, is_gone=True):
-        sums[written_key(SumKey(group, step, row.fate, row.cause))] += row.num_tokens
-    sums[written_key(SumKey(group, step, None, ENDED))] += 1
+        sums[written_key(SumKey(group, step, row.fate, row.cause, tenant))] += row.num_tokens
+    sums[written_key(SumKey(group, step, None, ENDED, tenant))] += 1
     return dict(sums)
 
 
 def written_key(key: SumKey) -> str:
     """A key as a store keeps it."""
-    return msgspec.json.encode(key).decode()
+    whole = msgspec.structs.astuple(key)
+    return msgspec.json.encode(whole if key.tenant is not None else whole[:-1]).decode()
 
 
 def enter(session: Session, entry: Entry, *, store: SessionStore | None, clock: Clock) -> None:
@@ -167,7 +170,12 @@ def _log_failure(error: StenographError | None) -> None:
 
 
 def turn_left(
-    sessions: Sessions, session: Session | None, node: int | None, report: TurnReport, weights: Weights
+    sessions: Sessions,
+    session: Session | None,
+    node: int | None,
+    report: TurnReport,
+    weights: Weights,
+    tenant: str | None = None,
 ) -> None:
     """Note a turn that is not in its session, or that ended early, as number `node`; nothing if it sampled nothing."""
     if not report.num_completion:
@@ -188,4 +196,4 @@ def turn_left(
     if session is not None:
         enter(session, entry, store=None if sessions.storage is None else sessions.storage.store, clock=sessions.clock)
     elif isinstance(entry, LostTurn):
-        sessions.sums[written_key(SumKey(None, None, entry.fate, entry.cause))] += entry.num_tokens
+        sessions.sums[written_key(SumKey(None, None, entry.fate, entry.cause, tenant))] += entry.num_tokens

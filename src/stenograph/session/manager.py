@@ -336,11 +336,16 @@ class SessionManager:
             session.ended(turn, now=self._clock.monotonic(), committed=reports[0].end is TurnEnd.COMMITTED)
             self.sessions.chatted(session)
         run.leases.give_back()
+        place, tenant = admission.place, None
+        if place is not None:
+            tenant = place.tenant
+            place.sampled(sum(report.num_completion or 0 for report in reports))
         error = logged = None if task.cancelled() else task.exception()
         for one, report in zip(run.turns, reports, strict=True):
             self._telemetry.turn_ended(report)
             if report.end is not TurnEnd.COMMITTED or report.was_aborted:
-                entry("stenograph.session.fates:turn_left")(self.sessions, session, one.node_id, report, self.weights)
+                left = entry("stenograph.session.fates:turn_left")
+                left(self.sessions, session, one.node_id, report, self.weights, tenant)
             log_turn_end(one, report, session=session, client=caller.name, error=logged)
             logged = None  # is logged once
         if session is not None and any(map(attrgetter("discarded"), run.turns)):

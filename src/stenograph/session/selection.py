@@ -8,6 +8,7 @@ from enum import StrEnum
 import msgspec
 
 from stenograph.core.errors import SessionNotFound
+from stenograph.core.stated_options import TAG
 from stenograph.session.manager import SessionManager
 from stenograph.session.session import Session
 from stenograph.session.storage import Listed
@@ -31,7 +32,7 @@ class SessionState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionFilter:
-    """Conditions on a session; all have to hold, and None is no condition.
+    """Conditions on a session; all have to hold, and None is no condition. `tag`: it is of the tenant with this tag.
 
     `metadata`: each key has the value. `texts`: each key has this text as its value, or a value written so in JSON.
     """
@@ -40,16 +41,18 @@ class SessionFilter:
     state: SessionState | None = None
     metadata: Mapping[str, object] = field(default_factory=dict[str, object])
     texts: Mapping[str, str] = field(default_factory=dict[str, str])
+    tag: str = ""
 
     @property
     def is_empty(self) -> bool:
-        """Whether every session passes."""
+        """Whether every session passes, or every one of the tenant."""
         return self.group is None and self.state is None and not self.metadata and not self.texts
 
     def passes(self, session: Listed) -> bool:
         """Whether a session fulfils the conditions."""
         metadata = session.options.metadata
-        if self.group is not None and session.options.stated.group != self.group:
+        is_others = self.tag and session.id[TAG] != self.tag
+        if is_others or (self.group is not None and session.options.stated.group != self.group):
             return False
         if any(key not in metadata or metadata[key] != value for key, value in self.metadata.items()):
             return False

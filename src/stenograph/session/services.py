@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from stenograph.core.clock import Clock
 from stenograph.core.kinds import SaltPolicy
@@ -45,3 +46,24 @@ class TurnServices:
     weights: Weights = field(default_factory=Weights)
     cache_salt: SaltPolicy = SaltPolicy.FOLLOW
     policy: str | None = None
+
+
+class Place(Protocol):
+    """A tenant's part of the turns in flight, for one request."""
+
+    @property
+    def tenant(self) -> str | None:
+        """The tenant's name; None: the server's operator."""
+        ...
+
+    def grow(self, num_turns: int) -> None:
+        """Take so many more. Raises LimitExceeded."""
+        ...
+
+    def end(self) -> None:
+        """Give all of it back."""
+        ...
+
+    def sampled(self, num_tokens: int) -> None:
+        """Its turns have sampled so many tokens."""
+        ...

@@ -20,6 +20,7 @@ from stenograph.core.errors import (
     StorageUnavailable,
 )
 from stenograph.core.loaded import entry
+from stenograph.core.stated_options import TAG, tag_of
 from stenograph.core.telemetry import NoTelemetry, SessionEnd, SessionReport, Telemetry
 from stenograph.core.types import SessionId
 from stenograph.session.admission import Capacity, Limits
@@ -127,6 +128,8 @@ class Sessions:
             raise Draining("the server is shutting down and opens no sessions", retry_after_s=5.0)
         self._make_room()
         id_ = self._digits + uuid.uuid4().hex[len(self._digits) :]
+        if options.tenant is not None:
+            id_ = id_[: TAG.start] + tag_of(options.tenant) + id_[TAG.stop :]
         return Session(SessionId(id_), options, created_at=self._clock.wall(), now=self._clock.monotonic())
 
     def _hold(self, session: Session) -> None:

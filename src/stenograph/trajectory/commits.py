@@ -60,8 +60,8 @@ class SessionOptions:
 
     `matcher` is its name. `ttl_s`: seconds without a chat before the session is dropped. Its requests are under the
     rules of `sampling` and of `canonical`. `support`: its engine is asked for the ids that could be sampled. `compat`
-    is another server's contract, kept by the session. `fork`: where it left another. `cache_salt`: see there.
-    `stated` has the others.
+    is another server's contract, kept by the session. `fork`: where it left another. `cache_salt`: see there. `tenant`
+    owns it; None: the server's operator does. `stated` has the others.
     """
 
     history: HistoryKind = HistoryKind.STRANDS
@@ -78,6 +78,7 @@ class SessionOptions:
     compat: Compat | None = None
     cache_salt: CacheSalt = FOLLOWING
     fork: "ForkPoint | None" = None
+    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

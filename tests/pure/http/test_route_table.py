@@ -15,12 +15,12 @@ from stenograph.core.errors import Forbidden, StenographError, Unauthorized
 from stenograph.core.loaded import entry
 from stenograph.dialects.base import DialectRow
 from stenograph.dialects.settings import DialectKind, UnknownFields
-from stenograph.http.auth import Authenticator, SessionTokens, session_named
+from stenograph.http.auth import Authenticator, session_named
 from stenograph.http.binding import CHECKS, bound
 from stenograph.http.dialects import DIALECTS
 from stenograph.http.openapi.turns import turn_rows
 from stenograph.http.response_route import HeldResponses
-from stenograph.http.route import All, Asking, Needs, Route, Who, route, rows_of, session_paths
+from stenograph.http.route import All, Asking, Needs, Route, SessionTokens, Who, route, rows_of, session_paths
 from stenograph.http.route_table import GROUPS, rows
 
 TABLE = (*rows(PARTS), *(row for row, _ in rows_of(HeldResponses)))

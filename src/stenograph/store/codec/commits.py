@@ -84,6 +84,7 @@ class _WrittenOpening(msgspec.Struct, array_like=True, frozen=True, gc=False):
     stated: dict[str, Any] | None = None  # by name; older rows have two of them as limits
     cache_salt: tuple[str, _Text] | None = None
     fork: tuple[str, int, int | None, int, WrittenTurn | None] | None = None
+    tenant: str | None = None
 
 
 class _WrittenOutcome(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -161,6 +162,7 @@ def encode_opened(opened: SessionOpened) -> bytes:
             stated=msgspec.to_builtins(structs.replace(options.stated, group=None)),
             cache_salt=(options.cache_salt.policy, maybe_written(options.cache_salt.pinned)),
             fork=None if options.fork is None else entry(f"{FORKS}:fork_written")(options.fork),
+            tenant=options.tenant,
         )
     )
 
@@ -197,6 +199,7 @@ def _options_read(written: _WrittenOpening) -> SessionOptions:
         compat=None if written.compat is None else Compat(written.compat),
         cache_salt=_cache_salt_read(written.cache_salt),
         fork=None if written.fork is None else entry(f"{FORKS}:fork_read")(*written.fork),
+        tenant=written.tenant,
     )
 
 

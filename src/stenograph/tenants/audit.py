@@ -1,0 +1,63 @@
+"""The audit log: a line of JSON for each request to change policies or outcomes, refused ones too.
+
+Policies (weights, pauses), engines, backups, outcomes, abandonments, receipts, deletions, and the tenants themselves.
+Each line is appended by one write: several workers have the same file.
+"""
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+from starlette.types import Scope
+
+from stenograph.core.clock import Clock
+from stenograph.core.errors import StartupError
+
+log = logging.getLogger(__name__)
+
+AUDITED = frozenset({
+    "updateWeights", "pauseGeneration", "continueGeneration", "flushCache", "nameWeights", "addEngine", "removeEngine",
+    "backUp", "putOutcome", "abandonSessions", "receiveSamples", "deleteSession", "deleteSessions",
+})  # fmt: skip
+"""The ids of the routes."""
+
+
+class AuditLog:
+    """The log of one process."""
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        """Raises StartupError for an unwritable file."""
+        self._path = path
+        self._clock = clock
+        try:
+            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StartupError(f"--audit-log: cannot write {str(path)!r}: {error.strerror}") from error
+
+    def __repr__(self) -> str:
+        return f"<AuditLog {self._path}>"
+
+    def request(self, route: str, scope: Scope, status: int, *, who: str | None, weights: str | None) -> None:
+        """Note the answer to a request."""
+        client = scope.get("client")
+        self.note(
+            route,
+            {
+                "who": who,
+                "from": None if client is None else client[0],
+                "method": scope["method"],
+                "path": scope["path"],
+                "status": status,
+                "weights": weights,
+            },
+        )
+
+    def note(self, what: str, facts: Mapping[str, object]) -> None:
+        """Append a line. A full disk stops no request: the server's log says so."""
+        line = msgspec.json.encode({"at": self._clock.wall(), "what": what, **facts}) + b"\n"
+        try:
+            os.write(self._file, line)
+        except OSError as error:
+            log.error("the audit log cannot be written (%s): %s", error.strerror, line.decode().rstrip())
