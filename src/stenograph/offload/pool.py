@@ -7,10 +7,11 @@ changes on the loop.
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
+from stenograph.core.loaded import entry
 from stenograph.offload.collector_pause import CollectorPause
 
 T = TypeVar("T")
@@ -43,29 +44,14 @@ class CpuPool:
         if num_bytes < INLINE_BELOW_BYTES:
             result = work()  # a coroutine turns StopIteration into RuntimeError by itself
         else:
-            work = self._pause.over(work, num_bytes)
-            result = await self._on_thread(partial(_without_stop, work), is_large=num_bytes >= LARGE_FROM_BYTES)
+            work = partial(_without_stop, self._pause.over(work, num_bytes))
+            if num_bytes < LARGE_FROM_BYTES or self._num_workers == 1:
+                result = await asyncio.get_running_loop().run_in_executor(self._executor, work)
+            else:
+                result = await entry("stenograph.offload.large_work:run")(self._executor, self._large, work)
         is_lazy = hasattr(result, "__next__") or hasattr(result, "__await__")
         assert not is_lazy, "a lazy result would leave its work to the loop"
         return result
-
-    async def _on_thread(self, work: Callable[[], T], *, is_large: bool) -> T:
-        loop = asyncio.get_running_loop()
-        if not is_large or self._num_workers == 1:
-            return await loop.run_in_executor(self._executor, work)
-
-        def ended(_: "Future[T]") -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(self._large.release)
-
-        await self._large.acquire()
-        try:
-            future = self._executor.submit(work)
-        except RuntimeError:  # it is closed
-            self._large.release()
-            raise
-        future.add_done_callback(ended)  # the end of the work, not of its caller's patience
-        return await asyncio.wrap_future(future)
 
     def close(self) -> None:
         """Drop work not begun and let the threads end."""
