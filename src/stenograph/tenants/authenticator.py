@@ -228,7 +228,9 @@ class TenantAuthenticator(Authenticator):
     def own_key(self, scope: Scope, key: str | None) -> str | None:
         return None if key is None else f"{scope.get(TENANT) or OPERATOR}/{key}"
 
-    def noted(self, route: str, endpoint: Handler) -> Handler:
+    def noted(  # pyright: ignore[reportIncompatibleVariableOverride]  # set where there are tenants
+        self, route: str, endpoint: Handler
+    ) -> Handler:
         """The endpoint, with a line in the audit log for each answer, if its route has any."""
         audit = self._audit
         if audit is None or route not in AUDITED:
