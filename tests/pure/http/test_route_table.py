@@ -97,6 +97,7 @@ def test_the_paths_of_a_session_are_those_of_the_table() -> None:
         "why": ["GET", "HEAD"],
         "abort": ["POST"],
         "scores": ["GET", "HEAD", "POST"],
+        "fork": ["POST"],
     }
 
 
