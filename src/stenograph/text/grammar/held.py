@@ -25,8 +25,7 @@ from stenograph.text.reply_syntax import ReasoningMarks, ReplySyntax
 _START = "start:"
 
 _CAN_FORCE = (
-    "Leave tool_choice to the model ('auto'), or serve with --engine vllm, --engine sglang, or --engine embedded and"
-    " --grammar-backend llguidance."
+    "Leave tool_choice to the model ('auto'), or serve with --engine vllm, --engine sglang, or --engine embedded."
 )
 """The advice where a call cannot be forced: the engines able to do it."""
 
