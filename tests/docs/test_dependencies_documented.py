@@ -32,7 +32,7 @@ def test_every_dependency_has_its_reason() -> None:
         "For losses of power": names(extras["crash"]),
         "For real agents": names(extras["agents"]),
         "For the console in a browser": names(extras["console"]),
-        "For the site and the notebooks": names(extras["docs"]),
+        "For the site": names(extras["docs"]),
         "For packaging": names(extras["packaging"]),
     }
     page = (ROOT / "docs" / "dependencies.md").read_text()
