@@ -123,7 +123,7 @@ class VLLMServer(PlannedServer):
                 return Answer(status=405, body=b'{"detail":"Method Not Allowed"}')
 
     def _answer_lora(self, asked: AskedRequest, path: str) -> Answer:
-        """The routes of `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`; recorded of 0.32."""
+        """The routes of `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`, from the source of 0.32."""
         name = str(asked.json["lora_name"])
         if path == LOAD_PATH:
             if self.refusal is not None:

@@ -683,6 +683,7 @@ def asked(method: str, url: str, body: Json | None = None) -> tuple[int, Any]:
 
 NOT_IN_THE_SCHEMA = (
     "cache_salt 'pin': the engine scripted cannot keep a cache",
+    "policy: no engine has the LoRA ",
     "Expected `int`, got `float`",
     "Expected `int | null`, got `float`",
     "token_texts needs format 'json'.",

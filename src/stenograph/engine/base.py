@@ -168,7 +168,8 @@ class EngineLoad:
 
     `kv_usage` is the share of its keys and values, 0 to 1, that running requests hold; what is only cached does not
     count. `kv_tokens` is all of it in tokens, `max_running` its largest batch, `num_preemptions` the requests that it
-    has computed again for want of memory since it began; None where it does not say.
+    has computed again for want of memory since it began; None where it does not say. Raises ValueError for what no
+    engine has.
     """
 
     kv_usage: float
@@ -180,7 +181,7 @@ class EngineLoad:
 
     def __post_init__(self) -> None:
         counts = (self.num_running, self.num_waiting, self.kv_tokens, self.max_running, self.num_preemptions)
-        if not 0 <= self.kv_usage <= 1 or any(one is not None and one < 0 for one in counts):
+        if not 0 <= self.kv_usage <= 1 or any(one is not None and not 0 <= one < 2**53 for one in counts):
             raise ValueError(f"no engine is so full: {self}")
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from stenograph.core.errors import UpstreamError, UpstreamInvalid, UpstreamRefused
 from stenograph.engine.base import EngineLoad
-from stenograph.engine.exposition import lmdeploy_load, read_load, vllm_load
+from stenograph.engine.exposition import MAX_PAGE_BYTES, MAX_WANTED_BYTES, lmdeploy_load, read_load, vllm_load
 from stenograph.engine.http.transport import Headers, HttpReply
-from stenograph.engine.sglang.load import sglang_load
+from stenograph.engine.sglang.load import MAX_LOADS_BYTES, sglang_load
 
 FOLDER = Path(__file__).parents[2] / "service" / "recordings"
 """A real vLLM 0.32.0 with 12 blocks of 128 tokens, and a real SGLang 0.5.23 with 1,536 tokens, both on a CPU: idle,
@@ -106,3 +106,50 @@ def test_numbers_that_cannot_be_are_an_error_of_the_engine(name: str, number: st
     else:
         with pytest.raises(UpstreamInvalid):
             read_load(page, "vllm")
+
+
+def sglang_ranks(**told: Any) -> bytes:
+    rank = {**SGLANG["queue"]["json"]["loads"][0], **told}
+    return json.dumps({"loads": [rank, rank]}).encode()
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"max_total_num_tokens": 10**400},
+        {"max_total_num_tokens": 10**300},
+        {"max_total_num_tokens": 10**16},
+        {"num_running_reqs": 10**300},
+        {"max_running_requests": 10**300},
+        {"token_usage": -1.0},
+        {"token_usage": 1e308, "max_total_num_tokens": 10**400},
+    ],
+    ids=str,
+)
+async def test_numbers_beyond_any_engine_are_an_error_of_an_sglang(told: dict[str, Any]) -> None:
+    with pytest.raises(UpstreamInvalid):
+        await sglang_load(Answering(sglang_ranks(**told)))
+
+
+@pytest.mark.parametrize("number", ["1e300", "9" * 400])
+def test_numbers_beyond_any_engine_are_an_error_of_a_vllm(number: str) -> None:
+    for line in (
+        f'vllm:cache_config_info{{kv_cache_size_tokens="{number}"}} 1.0',
+        f'vllm:num_requests_running{{engine="1"}} {number}',
+        f'vllm:num_preemptions_total{{engine="1"}} {number}',
+    ):
+        if "kv_cache" in line and not number.isdecimal():
+            continue  # text, like vLLM's "None"
+        with pytest.raises(UpstreamInvalid):
+            read_load(f"{chr(10).join(VLLM['full']['lines'])}\n{line}".encode(), "vllm")
+
+
+async def test_a_page_too_large_to_be_read_at_once_is_an_error_of_the_engine() -> None:
+    page = vllm_page("full") + b"\n"
+    other = b'vllm:other{a="b"} 1.0\n'
+    assert read_load(page + other * 10_000, "vllm") == read_load(page, "vllm")
+    for large in (page + other * (MAX_PAGE_BYTES // len(other)), page * (MAX_WANTED_BYTES // 256)):
+        with pytest.raises(UpstreamInvalid, match="bytes"):
+            read_load(large, "vllm")
+    with pytest.raises(UpstreamInvalid, match="bytes"):
+        await sglang_load(Answering(sglang_ranks() + b" " * MAX_LOADS_BYTES))

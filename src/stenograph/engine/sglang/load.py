@@ -14,6 +14,8 @@ from stenograph.engine.http.adapter import Ask, passed_through
 from stenograph.engine.rows import decoded, laws
 
 LOADS_PATH = "/v1/loads"
+MAX_LOADS_BYTES = 2**20
+"""A rank has 900 bytes. So many are decoded in less than 5 ms."""
 
 
 class _Rank(msgspec.Struct):
@@ -37,9 +39,11 @@ async def sglang_load(ask: Ask) -> EngineLoad:
     reply = await ask("GET", LOADS_PATH)
     if reply.status != 200:
         raise passed_through(reply)
+    if len(reply.body) > MAX_LOADS_BYTES:
+        raise UpstreamInvalid("shape", f"{LOADS_PATH}: {len(reply.body)} bytes, at most {MAX_LOADS_BYTES} are read")
     try:
         return _joined(decoded(_LOADS, reply.body, _LAWS).loads)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise UpstreamInvalid("shape", f"{LOADS_PATH}: {error}") from error
 
 
