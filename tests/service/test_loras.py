@@ -123,6 +123,11 @@ async def test_a_lora_that_no_engine_has_is_refused_with_the_names_of_those_that
         assert await rig.open(policy="poems")
         own = await rig.refused("/sessions", {"policy": "stand-in"}, 400)
         assert own["param"] == "/policy", "the model itself is no LoRA"
+        for name in ("", "x" * 513):
+            assert (await rig.refused("/sessions", {"policy": name}, 400))["param"] == "/policy"
+        for name in ("../code", "a/b", "\n\x00", "x" * 512):
+            assert (await rig.refused("/sessions", {"policy": name}, 400))["param"] == "/policy"
+        assert set(rig.manager.weights.loras) == {"poems"}, "a refused name leaves nothing"
         chat = {"messages": [user("one")], "lora_path": "code"}
         assert (await rig.refused("/v1/chat/completions", chat, 400))["param"] == "/lora_path"
 

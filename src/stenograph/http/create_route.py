@@ -112,9 +112,9 @@ class CreateRoute:
             request, lambda body: (body, decode_create(body)), self.pool, self.max_body_bytes
         )
         tenant: str | None = request.scope.get(TENANT)
-        options = dataclasses.replace(self._options(wire, sampling), tenant=tenant)
-        if wire.policy is not None:
+        if wire.policy is not None:  # first: the weights of a LoRA are kept from their first use on
             await entry("stenograph.http.policy_check:check_policy")(self.engine, wire.policy)
+        options = dataclasses.replace(self._options(wire, sampling), tenant=tenant)
         key = self.authenticator.own_key(request.scope, header_value(request.scope, b"idempotency-key") or None)
         session_id = await self.keyed.open(options, key=key, body=body)
         return json_response(opened_session(request, session_id, self.authenticator.tokens))

@@ -63,8 +63,18 @@ class QueueMachine(RuleBasedStateMachine):
         self.waiting.pop(asked, None)
         engine.begin(asked.cost_tokens)
 
-    @rule(data=st.data(), cost=st.integers(1, 60_000), kept=st.integers(0, 300_000), at_home=st.booleans())
-    def ask(self, data: st.DataObject, cost: int, kept: int, at_home: bool) -> None:
+    def _candidates(self, lora: int | None) -> list[MemberAt]:
+        """Those that have it, or all."""
+        return [one for one in self.up if lora is not None and one.name == NAMES[lora]] or list(self.up)
+
+    @rule(
+        data=st.data(),
+        cost=st.integers(1, 60_000),
+        kept=st.integers(0, 300_000),
+        at_home=st.booleans(),
+        lora=st.sampled_from([None, None, 0, 1]),
+    )
+    def ask(self, data: st.DataObject, cost: int, kept: int, at_home: bool, lora: int | None) -> None:
         if not self.up:
             return
         home = data.draw(st.sampled_from(self.engines)) if at_home else None
@@ -75,19 +85,20 @@ class QueueMachine(RuleBasedStateMachine):
             cost_tokens=cost,
             kept_tokens=kept if home else 0,
             since=self.now,
-            candidates=lambda: list(self.up),
+            candidates=lambda: self._candidates(lora),
+            needs=lora,
         )
-        ahead = [one for one in self.waiting if one.home is home and home in self.up]
+        ahead = [one for one in self.waiting if one.home is home and home in one.candidates()]
         engine = self.queue.ask(asked, self.now)
         if engine is None:
             self.waiting[asked] = self.now
         else:
             assert engine is not home or not ahead or home is None, "a turn of the same home came first"
-            assert self.queue.fits(engine, asked, self.now) or self._nobody_says()
+            assert self.queue.fits(engine, asked, self.now) or self._nobody_says(asked)
             self._begin(asked, engine)
 
-    def _nobody_says(self) -> bool:
-        return all(self.queue.load_of(one.name, self.now) is None for one in self.up)
+    def _nobody_says(self, asked: MemoryTurn[MemberAt]) -> bool:
+        return all(self.queue.load_of(one.name, self.now) is None for one in asked.candidates())
 
     @rule(data=st.data(), load=loads)
     def report(self, data: st.DataObject, load: EngineLoad) -> None:
@@ -97,8 +108,11 @@ class QueueMachine(RuleBasedStateMachine):
 
     def _let_in(self, engine: MemberAt) -> None:
         for asked in self.queue.freed(engine, self.now):
-            earlier = [one for one in self.waiting if one.home is engine and one.number < asked.number]
-            assert not earlier or asked.home is not engine, "its own sessions go in their order"
+            able = [one for one in self.waiting if engine in one.candidates() and one.number < asked.number]
+            earlier = [one for one in able if one.home is engine]
+            assert not earlier or asked.home is not engine or asked.is_loose, "its own sessions go in their order"
+            alike = [one for one in able if one.is_loose and one.needs == asked.needs]
+            assert not alike or asked.home is engine, "those that come to it too"
             assert self.queue.fits(engine, asked, self.now)
             self._begin(asked, engine)
 
@@ -143,6 +157,28 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueue = QueueMachine.TestCase
+
+
+def test_turns_that_wait_for_one_engine_keep_none_out_of_another() -> None:
+    full, other = MemberAt(NAMES[0]), MemberAt(NAMES[1])
+    queue: MemoryQueue[MemberAt] = MemoryQueue(stale_s=STALE_S, max_wait_s=WAIT_S)
+    queue.report(full, EngineLoad(kv_usage=1.0, num_running=8, num_waiting=3, kv_tokens=100_000), 0.0)
+    queue.report(other, EngineLoad(kv_usage=0.0, num_running=1, num_waiting=0, kv_tokens=100_000), 0.0)
+
+    def turn(key: str, *candidates: MemberAt) -> MemoryTurn[MemberAt]:
+        return MemoryTurn(
+            key=key, home=None, cost_tokens=40_000, kept_tokens=0, since=0.0, candidates=lambda: candidates, needs=key
+        )
+
+    for _ in range(50):
+        assert queue.ask(turn("lora", full), 0.0) is None
+    assert queue.ask(turn("any", full, other), 0.0) is other
+    other.begin(40_000)
+    waits = turn("any", full, other)
+    assert queue.ask(waits, 0.0) is None, "it is full too"
+    other.end()
+    assert list(queue.freed(other, 0.0)) == [waits]
+    assert queue.num_waiting == 50
 
 
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=5), st.integers(1, 10**5), st.integers(-1, 4))

@@ -376,7 +376,12 @@ class Fleet(Engine):
             return self._begin(request, turn, session, choose(ready, key=key, home=home, cost_tokens=cost))
         num_kept = 0 if home is None else min(request.prompt.num_kept, session.left_tokens[home.name])
         turn.waits = self._gate.asked(
-            key=key, home=home, cost_tokens=cost, kept_tokens=num_kept, candidates=partial(self._candidates, turn)
+            key=key,
+            home=home,
+            cost_tokens=cost,
+            kept_tokens=num_kept,
+            candidates=partial(self._candidates, turn),
+            needs=(turn.media, turn.policy, frozenset(turn.tried)),
         )
         try:
             return await self._gate.enter(turn.waits, partial(self._begin, request, turn, session), self._end)

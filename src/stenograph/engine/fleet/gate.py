@@ -6,7 +6,7 @@ several engines and `--engine-load-interval` is not 0; a server of one engine ha
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -86,6 +86,7 @@ class MemoryGate(Generic[R]):
         cost_tokens: int,
         kept_tokens: int,
         candidates: Callable[[], Sequence[MemberState]],
+        needs: Hashable,
     ) -> MemoryTurn[MemberState]:
         """A turn that wants an engine now."""
         return MemoryTurn(
@@ -95,6 +96,7 @@ class MemoryGate(Generic[R]):
             kept_tokens=kept_tokens,
             since=self._clock.monotonic(),
             candidates=candidates,
+            needs=needs,
         )
 
     async def enter(

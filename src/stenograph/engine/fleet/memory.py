@@ -10,7 +10,8 @@ turn goes to an engine where it fits, and else waits here:
 - A session that comes to an engine, new or from its home, goes to the lowest pressure: tokens of running requests, and
   those left by idle sessions at home there, whose next turns want them back. Above `RESIDENT_SHARE` it waits: sessions
   that all lose their prefix to each other gain nothing by running at once.
-- An engine's own sessions go first, then those that would come to it; both in their order, and none passes the first.
+- An engine's own sessions go first, then those that would come to it; both in their order, and none passes the first
+  that could go there: turns that wait for the one engine with their LoRA keep no others out elsewhere.
 - A wait has an end (`max_wait_s`): then the turn goes to its home, or to the lowest pressure, and waits there.
 
 An engine's use is its last word, and since then our own turns there. Where requests share prefixes it holds fewer
@@ -19,7 +20,7 @@ older than `stale_s`, gets no more than the share of our load that `placement` a
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -35,8 +36,6 @@ PREFILL_TOKENS_PER_S = 24_000
 MIN_SHARING = 0.05
 SHARING_GAIN = 0.2
 """Weight of a new reading in the mean ratio of tokens held to tokens of our prompts."""
-LOOK = 16
-"""Waiting turns that are looked at for one that may go to a given engine: media keep some from it."""
 
 
 class MemoryEngine(Candidate, Protocol):
@@ -49,13 +48,15 @@ class MemoryEngine(Candidate, Protocol):
 
 
 H = TypeVar("H", bound=MemoryEngine)
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class MemoryTurn(Generic[H]):
     """A turn that wants an engine. `kept_tokens` of its prompt are at `home`; `cost_tokens` is what it will hold.
 
-    `is_loose`: it no longer waits for its home. `candidates` are asked for anew: engines come and go.
+    `is_loose`: it no longer waits for its home. `candidates` are asked for anew: engines come and go. Turns with the same
+    `needs` have the same candidates.
     """
 
     key: str
@@ -64,6 +65,7 @@ class MemoryTurn(Generic[H]):
     kept_tokens: int
     since: float
     candidates: Callable[[], Sequence[H]]
+    needs: Hashable = None
     number: int = 0
     is_loose: bool = False
 
@@ -101,8 +103,9 @@ class _InOrder(Generic[H]):
         del self.numbers[bisect_left(self.numbers, asked.number)]
         return True
 
-    def first(self, num: int) -> "list[MemoryTurn[H]]":
-        return [self.turns[number] for number in self.numbers[:num]]
+    @property
+    def head(self) -> "MemoryTurn[H]":
+        return self.turns[self.numbers[0]]
 
 
 class MemoryQueue(Generic[H]):
@@ -114,8 +117,8 @@ class MemoryQueue(Generic[H]):
         self._max_wait_s = max_wait_s
         self._readings: dict[str, _LoadReading] = {}
         self._at_home: dict[str, _InOrder[H]] = {}
-        self._loose: _InOrder[H] = _InOrder()
-        """Those that may go anywhere; with a home they are in its queue too."""
+        self._loose: dict[Hashable, _InOrder[H]] = {}
+        """Those that may go anywhere, by needs; with a home they are in its queue too."""
         self._num_asked = 0
 
     def __repr__(self) -> str:
@@ -124,7 +127,7 @@ class MemoryQueue(Generic[H]):
     @property
     def num_waiting(self) -> int:
         """Turns that wait."""
-        num_homeless = sum(one.home is None for one in self._loose.turns.values())
+        num_homeless = sum(one.home is None for loose in self._loose.values() for one in loose.turns.values())
         return num_homeless + sum(len(one.numbers) for one in self._at_home.values())
 
     def load_of(self, name: str, now: float) -> EngineLoad | None:
@@ -170,8 +173,7 @@ class MemoryQueue(Generic[H]):
     def overdue(self, asked: MemoryTurn[H], now: float) -> H | None:
         """The engine for a turn that has waited for a while; None: it waits on."""
         if not asked.is_loose and now >= asked.since + asked.patience_s:
-            asked.is_loose = True
-            self._loose.add(asked)
+            self._loosen(asked)
         engine = self._found(asked, now)
         if engine is None and now >= asked.since + self._max_wait_s:
             engine = self._at_last(asked, now)
@@ -181,12 +183,9 @@ class MemoryQueue(Generic[H]):
 
     def left(self, asked: MemoryTurn[H]) -> None:
         """A turn waits no more."""
-        self._loose.remove(asked)
-        if asked.home is None:
-            return
-        waiting = self._at_home.get(asked.home.name)
-        if waiting is not None and waiting.remove(asked) and not waiting.numbers:
-            del self._at_home[asked.home.name]
+        _leave(self._loose, asked.needs, asked)
+        if asked.home is not None:
+            _leave(self._at_home, asked.home.name, asked)
 
     def fits(self, engine: H, asked: MemoryTurn[H], now: float) -> bool:
         """Whether an engine has room for a turn. An idle one has, and one that does not say by the share of our load
@@ -215,10 +214,13 @@ class MemoryQueue(Generic[H]):
 
     def _wait(self, asked: MemoryTurn[H]) -> None:
         if asked.home is None or asked.is_loose:
-            asked.is_loose = True
-            self._loose.add(asked)
+            self._loosen(asked)
         if asked.home is not None:
             self._at_home.setdefault(asked.home.name, _InOrder()).add(asked)
+
+    def _loosen(self, asked: MemoryTurn[H]) -> None:
+        asked.is_loose = True
+        self._loose.setdefault(asked.needs, _InOrder()).add(asked)
 
     def _found(self, asked: MemoryTurn[H], now: float) -> H | None:
         """An engine that a turn may have now, without passing one that came before it."""
@@ -232,18 +234,19 @@ class MemoryQueue(Generic[H]):
             return choose(candidates, key=asked.key, home=asked.home, cost_tokens=asked.cost_tokens)
         if home is not None and not asked.is_loose:
             return None
-        if any(number < asked.number for number in self._loose.numbers[:1]):
-            return None
-        fitting = [one for one in candidates if one.name not in self._at_home and self.fits(one, asked, now)]
+        earlier = [loose.head for loose in self._loose.values() if loose.numbers[0] < asked.number]
+        claimed = self._at_home.keys() | {one.name for head in earlier for one in head.candidates()}
+        fitting = [one for one in candidates if one.name not in claimed and self.fits(one, asked, now)]
         return self._least(fitting, asked.key, now) if fitting else None
 
     def _next(self, engine: H, now: float) -> MemoryTurn[H] | None:
         """The first waiting turn that may go to an engine now."""
         if (at_home := self._at_home.get(engine.name)) is not None:
-            (head,) = at_home.first(1)
+            head = at_home.head
             if engine in head.candidates():
                 return head if self.fits(engine, head, now) else None
-        first = next((one for one in self._loose.first(LOOK) if engine in one.candidates()), None)
+        heads = [loose.head for loose in self._loose.values()]
+        first = min((one for one in heads if engine in one.candidates()), key=lambda one: one.number, default=None)
         return first if first is not None and self.fits(engine, first, now) else None
 
     def _at_last(self, asked: MemoryTurn[H], now: float) -> H | None:
@@ -264,6 +267,12 @@ class MemoryQueue(Generic[H]):
         lowest = min(pressures)
         least = [one for one, pressure in zip(candidates, pressures, strict=True) if pressure <= lowest]
         return choose(least, key=key, home=None, cost_tokens=0)
+
+
+def _leave(waiting: dict[K, _InOrder[H]], key: K, asked: MemoryTurn[H]) -> None:
+    """Take a turn out of a queue, if it is in it, and leave no empty one."""
+    if (queue := waiting.get(key)) is not None and queue.remove(asked) and not queue.numbers:
+        del waiting[key]
 
 
 def _home_in(candidates: Sequence[H], asked: MemoryTurn[H]) -> H | None:
