@@ -18,6 +18,15 @@ pytestmark = pytest.mark.timeout(120)
 
 ONE_ENGINE = 220
 """Modules of ours that a server loads for OpenAI's chats, one SGLang and SQLite."""
+OF_A_FLEET_OR_A_LORA = {
+    "engine/fleet/gate",
+    "engine/fleet/memory",
+    "engine/exposition",
+    "engine/sglang/load",
+    "engine/http/loras",
+    "http/policy_check",
+    "session/policies",
+}
 DEFAULT = 230
 """Of the default flags: the embedded engine and every dialect."""
 
@@ -52,6 +61,7 @@ def test_one_engine_loads_no_other_and_no_part(tiny: Path, tmp_path: Path, child
     assert {folder for room, folder in folders if room == "engine"} == {"fleet", "http", "sglang"}
     assert {name for name in loaded if name.startswith("families/")} == {"families/chatml", "families/load"}
     assert not {name for name in loaded if name.startswith("http/openapi")}
+    assert not loaded & OF_A_FLEET_OR_A_LORA
     assert len(loaded) <= ONE_ENGINE, len(loaded)
 
 

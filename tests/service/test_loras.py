@@ -17,6 +17,7 @@ from standins.sglang_server import SGLangServer
 from standins.vllm_server import VLLMServer
 from stenograph.client import Client
 from stenograph.core.clock import SystemClock
+from stenograph.core.weights import LoadLora, UnloadLora
 from stenograph.engine.base import EngineState
 from stenograph.engine.fleet.fleet import Fleet
 from stenograph.engine.fleet.members import FleetMember
@@ -29,8 +30,10 @@ from stenograph.engine.vllm.adapter import VLLM
 from stenograph.store.folder import DataFolder
 from stenograph.store.sqlite import SqliteStore
 from stenograph.text.renderer import Renderer
+from stenograph.weights.sync import WeightSync
 
 from .conftest import END, Live, assistant, running, user
+from .test_engines_join_updates import no_turns
 
 VOCAB = 320
 KINDS: dict[str, tuple[Callable[[], PlannedServer], type[EngineAdapter]]] = {
@@ -321,3 +324,58 @@ async def test_an_engine_without_routes_for_loras_refuses_a_load(renderer: Rende
             assert words in answer.json()["error_message"]
     async with rigged("vllm", renderer, {}) as rig:
         assert (await rig.call("POST", "/load_lora_adapter", body)).status == 403, "there is no --weights-dir"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_lora_with_the_model_s_name_is_not_loaded_and_not_listed(
+    renderer: Renderer, tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / "step").mkdir()
+    async with rigged(kind, renderer, {**LORAS, "stand-in": "/loras/own"}, weights_dir=tmp_path) as rig:
+        assert (await rig.refused("/sessions", {"policy": "stand-in"}, 400))["param"] == "/policy"
+        answer = await rig.call("POST", "/load_lora_adapter", {"lora_name": "stand-in", "lora_path": "step"})
+        assert answer.status == 400
+        assert "the model's own name" in answer.json()["error_message"]
+        assert rig.servers[0].loras["stand-in"] == "/loras/own", "the engine was asked nothing"
+        assert not rig.manager.weights.loras
+
+
+@pytest.mark.parametrize("path", ["../outside", "/", "link", "link/../../outside", "a\x00b", "step/../.."])
+async def test_a_lora_comes_from_the_folder_of_weights_alone(renderer: Renderer, tmp_path: Path, path: str) -> None:
+    weights = tmp_path / "weights"
+    for folder in (weights / "step", tmp_path / "outside"):
+        folder.mkdir(parents=True)
+    (weights / "link").symlink_to(tmp_path / "outside")
+    async with rigged("vllm", renderer, {}, weights_dir=weights) as rig:
+        error = await rig.refused("/load_lora_adapter", {"lora_name": "a", "lora_path": path}, 403)
+        assert "is not below --weights-dir" in error["message"]
+        assert not rig.servers[0].loras
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_engine_that_joins_gets_the_loras_that_were_loaded(
+    renderer: Renderer, tmp_path: Path, kind: str
+) -> None:
+    for name in ("code", "poems"):
+        (tmp_path / name).mkdir()
+    make, adapter = KINDS[kind]
+    options = AdapterOptions(model="stand-in", vocab_size=VOCAB, max_context_tokens=4096)
+    async with rigged(kind, renderer, LORAS) as rig, make() as late, make() as refusing:
+        sync = WeightSync(rig.fleet, rig.manager.weights, no_turns)
+        for name, version in (("code", "1"), ("code", "2"), ("poems", "1"), ("prose", "1")):
+            command = LoadLora(name=name, path=str(tmp_path / name), version=version)
+            assert (await sync.change_lora(command)).success
+        assert (await sync.change_lora(UnloadLora(name="prose"))).success
+        session = await rig.open(policy="code")
+        late.loras.update(LORAS)
+        refusing.loras.update(LORAS)
+        refusing.refusal = "no memory"
+        for server in (late, refusing):
+            engine = HttpEngine(HttpEngineOptions(url=server.url), adapter(options))  # type: ignore[call-arg]
+            await engine.start()
+            member = FleetMember(name=server.url, engine=engine, url=server.url)
+            await sync.bring_up(engine, lambda member=member: rig.fleet.join(member))  # type: ignore[misc]
+        assert late.loras == {**LORAS, "code": str(tmp_path / "code"), "poems": str(tmp_path / "poems")}
+        assert await rig.fleet.leave(rig.servers[0].url)
+        assert versions(await by(rig, session, user("one"))) == ["2"]
+        assert (bool(late.requests), bool(refusing.requests)) == (True, False), "one has another of that name"

@@ -1,8 +1,8 @@
 """An engine's word about its memory and queue, read from its metrics in Prometheus' text format.
 
 vLLM has 50 KB of them (0.32.0), of which a few lines are wanted: only these are parsed, so that a reading holds the
-event loop for a tenth of a millisecond. An engine of several ranks has a line for each. A page of 8 MiB without a wanted
-line takes 35 ms, and 128 KiB of wanted lines take as long: anything larger is an error.
+event loop for a tenth of a millisecond. An engine of several ranks has a line for each. 8 MiB without a wanted line
+take 35 ms, and 128 KiB of wanted lines as long: anything larger is an error.
 """
 
 import re

@@ -80,6 +80,7 @@ class WeightSync:
         self._path: str | None = None
         self._pause_mode: PauseMode | None = None
         self._lacking: tuple[str, ...] = ()
+        self._loras = dict[str, LoadLora]()  # the last load of each, for engines to come
         self.last_update: UpdateWeights | None = None
         """The last weights taken by an engine from a folder; None if others came later, or none did."""
 
@@ -110,7 +111,11 @@ class WeightSync:
             return SyncResult(success=False, message="A change of weights is under way; send this one after it.")
         if not isinstance(self._followers, NoFollowers):
             return SyncResult(success=False, message="With --workers LoRAs are loaded at the engines, not here.")
-        weights, engine, answers = self.weights.of(command.name), self._engine, list[ControlAnswer]()
+        engine, answers = self._engine, list[ControlAnswer]()
+        known = [one.capabilities for one in engine.members.values()]
+        if isinstance(command, LoadLora) and any(command.name in (one.model, one.policy) for one in known):
+            return SyncResult(success=False, message=f"{command.name!r} is the model's own name: give it another.")
+        weights = self.weights.of(command.name)
         assert isinstance(weights, LoraWeights), "those of a LoRA"
         self._no_change.clear()
         weights.begin_change()
@@ -125,6 +130,10 @@ class WeightSync:
             problems = _problems(answers)
             is_taken = isinstance(command, LoadLora) and len(problems) < len(answers)
             weights.load(command.version if isinstance(command, LoadLora) and is_taken else None)
+            if isinstance(command, UnloadLora):
+                self._loras.pop(command.name, None)
+            elif is_taken:
+                self._loras[command.name] = command
             self._no_change.set()
         what = f"load of version {command.version!r}" if isinstance(command, LoadLora) else "end"
         level, told = logging.WARNING if problems else logging.INFO, "".join(f"; {problem}" for problem in problems)
@@ -135,7 +144,7 @@ class WeightSync:
 
     def next_lora_version(self, name: str) -> str:
         """The name of a version of a LoRA that has none: the next after its last one."""
-        weights = self.weights.of(name)
+        weights = self.weights.loras.get(name)
         return next_version(weights.loaded if isinstance(weights, LoraWeights) else None)
 
     def loras(self) -> dict[str, str]:
@@ -144,14 +153,17 @@ class WeightSync:
         return {name: folder for one in listed for name, folder in one.items()}
 
     async def bring_up(self, engine: Engine, join: Callable[[], None]) -> None:
-        """Give an engine the weights of the others and have it join them. Before it has them it takes no turns.
+        """Give an engine the weights and LoRAs of the others and have it join them. Before it has them it takes no
+        turns; without a LoRA it takes none by that one.
 
         It joins while no change is under way, with the weights of the last one: so the next one reaches it.
         """
         while True:
             await self._no_change.wait()
-            num_taken, problem = self.weights.num_taken, await self._give_weights(engine)
-            if self._no_change.is_set() and num_taken == self.weights.num_taken:
+            num_taken, loras = self.weights.num_taken, dict(self._loras)
+            problem = await self._give_weights(engine)
+            await self._give_loras(engine)
+            if self._no_change.is_set() and (num_taken, loras) == (self.weights.num_taken, self._loras):
                 break
         join()
         if problem:
@@ -169,6 +181,14 @@ class WeightSync:
         if self.last_update is None:
             return f"it has to be sent the weights {version!r}"
         return "; ".join(_problems(await engine.control(self.last_update)))
+
+    async def _give_loras(self, engine: Engine) -> None:
+        for command in list(self._loras.values()):
+            has_one = command.name in (engine.capabilities.policies or ())
+            for problem in _problems(await engine.control(dataclasses.replace(command, replaces=has_one))):
+                log.warning("LoRA %r: %s", command.name, problem)
+        if self._loras:
+            await engine.find_policies()
 
     @property
     def is_in_doubt(self) -> bool:

@@ -55,8 +55,8 @@ K = TypeVar("K", bound=Hashable)
 class MemoryTurn(Generic[H]):
     """A turn that wants an engine. `kept_tokens` of its prompt are at `home`; `cost_tokens` is what it will hold.
 
-    `is_loose`: it no longer waits for its home. `candidates` are asked for anew: engines come and go. Turns with the same
-    `needs` have the same candidates.
+    `is_loose`: it no longer waits for its home. `candidates` are asked for anew: engines come and go. Turns with
+    the same `needs` have the same candidates.
     """
 
     key: str

@@ -338,11 +338,14 @@ async def list_models(ask: Ask) -> HttpReply:
 
 
 def loras_in(models: bytes) -> Mapping[str, str]:
-    """The folders of LoRAs in a list of models, by name: a LoRA has a parent. Of another body none."""
+    """The folders of LoRAs in a list of models, by name: a LoRA has a parent. Of another body none, and none with a
+    name of the model: vLLM samples by the model for it."""
     try:
-        return {card.id: card.root for card in _CARDS.decode(models).data if card.parent}
+        cards = _CARDS.decode(models).data
     except (msgspec.DecodeError, RecursionError):
         return {}
+    own = {card.id for card in cards if not card.parent}
+    return {card.id: card.root for card in cards if card.parent and card.id not in own}
 
 
 def known(found: T | None) -> T:
