@@ -304,3 +304,50 @@ async def test_an_answer_of_another_kind_of_server_is_named() -> None:
         with pytest.raises(room.BadPayload, match="is it a Stenograph server"):
             async with client.session():
                 pass
+
+
+async def test_a_client_forks_a_session_and_its_end_deletes_the_forks(live: Live) -> None:
+    async with Client(live.url) as client:
+        async with client.session() as session:
+            script = live.says("a few words of it")
+            assert (await live.chat(session.id, user("hi"))).status == 200
+            forks = await session.fork(turn=0, token=2, n=3, group="branch")
+            assert len({session.id, *(fork.id for fork in forks)}) == 4
+            rest = live.says(" and others")
+            async with openai.AsyncOpenAI(base_url=forks[0].base_url, api_key=forks[0].api_key) as chat:
+                await chat.chat.completions.create(model="any", messages=[{"role": "user", "content": "hi"}])
+            (sample,) = await forks[0].samples()
+            assert sample.tokens[-len(sample.loss_mask) :].tolist() == [*script.ids[:2], *rest.ids]
+            assert sample.metadata["forked_from"] == {"session": session.id, "turn": 0, "token": 2}
+            (other,) = await forks[0].fork(turn=0)
+            assert len(await sessions(live)) == 5
+            await forks[1].delete()
+            with pytest.raises(WrongRequest, match="no turn 9"):
+                await session.fork(turn=9)
+            assert (await other.view())["session_id"] == other.id
+        assert await sessions(live) == []
+
+
+async def test_forks_of_a_cancelled_call_are_deleted(live: Live) -> None:
+    async with Client(live.url) as client, client.session() as session:
+        live.says("words")
+        assert (await live.chat(session.id, user("hi"))).status == 200
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await session.fork(turn=0, n=8)
+    assert await sessions(live) == []
+
+
+async def test_the_blocking_client_forks_too(live: Live) -> None:
+    live.says("words")
+
+    def work() -> None:
+        with SyncClient(live.url) as client, client.session() as session:
+            with openai.OpenAI(base_url=session.base_url, api_key=session.api_key) as chat:
+                chat.chat.completions.create(model="any", messages=[{"role": "user", "content": "hi"}])
+            (fork,) = session.fork(turn=0)
+            assert isinstance(fork, SyncRolloutSession)
+            assert fork.view()["records"] == session.view()["records"]
+
+    await asyncio.to_thread(work)
+    assert await sessions(live) == []

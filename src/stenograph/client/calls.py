@@ -50,12 +50,14 @@ class HttpCalls:
         """The answer's JSON object, after retries. Raises as `call`."""
         return as_object(await self.call(method, url), url)
 
-    async def call(self, method: str, url: str, body: JsonObject | None = None) -> bytes:
+    async def call(
+        self, method: str, url: str, body: JsonObject | None = None, headers: Mapping[str, str] | None = None
+    ) -> bytes:
         """The answer's body, after retries. Raises ServerUnreachable, ServerRefused."""
         retries = Retries(self._retry_s)
         while True:
             try:
-                return await self.once(method, url, body)
+                return await self.once(method, url, body, headers)
             except (ServerUnreachable, ServerRefused) as error:
                 await retries.pause_or_raise(error)
 

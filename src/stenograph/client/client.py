@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 from stenograph.client.batch import RolloutBatch
 from stenograph.client.calls import HttpCalls, JsonObject, Retries, as_object
 from stenograph.client.claims import ClaimFields, SampleClaim, SampleReceipt, decoded_claim, decoded_receipt
-from stenograph.client.errors import BadPayload, ClientError, ServerUnreachable, TryLater
+from stenograph.client.errors import ClientError, ServerUnreachable, TryLater
 from stenograph.client.progress import PrintedProgress, ProgressSink
 from stenograph.client.rollouts import Agent, BatchOptions, FieldsOf, RolloutRun, RolloutSink
 from stenograph.client.samples import DecodedSamples, SampleOptions
@@ -232,23 +232,17 @@ class Client:
                     continue
                 address.rests_until = 0.0
                 address.num_open += 1
-                return address, self._session(address, as_object(content, address.url))
+                answer = as_object(content, address.url)
+                return address, RolloutSession.opened(self._calls, address.url, answer, self._uncut)
             assert failure is not None, "there is an address"
             await retries.pause_or_raise(failure)
 
-    def _session(self, address: ServerAddress, opened: dict[str, object]) -> RolloutSession:
-        session_id = opened.get("session_id")
-        if not isinstance(session_id, str):
-            raise BadPayload(f"{address.url} opens a session without an id: is it a Stenograph server?")
-        root, token = f"{address.url}/sessions/{session_id}", opened.get("token", session_id)
-        return RolloutSession(self._calls, id=session_id, base_url=f"{root}/v1", root_url=root, api_key=str(token))
-
     async def _deleted(self, opened: tuple[ServerAddress, RolloutSession]) -> None:
-        """Delete a session. A server that does not answer any more has none, or drops it when its ttl has passed."""
+        """Delete a session and its forks. A server that does not answer any more has none, or drops it when its ttl has
+        passed."""
         address, session = opened
         address.num_open -= 1
-        with contextlib.suppress(ClientError):
-            await session.delete()
+        await session.delete_all()
 
     async def _uncut(
         self, work: Coroutine[object, object, T], *, undo: Callable[[T], Coroutine[object, object, None]] | None = None

@@ -4,11 +4,12 @@ import asyncio
 import contextlib
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
-from typing import Literal, SupportsFloat, TypedDict, Unpack, cast
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Literal, Protocol, Self, SupportsFloat, TypedDict, Unpack, cast
 
-from stenograph.client.calls import HttpCalls, as_object
-from stenograph.client.errors import BadPayload, SessionGone
+from stenograph.client.calls import HttpCalls, JsonObject, as_object
+from stenograph.client.errors import BadPayload, ClientError, SessionGone
 from stenograph.client.samples import DecodedSamples, Reward, SampleOptions, decoded
 from stenograph.client.scores import ScoreOptions, SessionScores, decoded_scores
 
@@ -73,15 +74,55 @@ class RolloutSession:
     session's turns, token counts and list of models, and for nothing else.
     """
 
-    def __init__(self, calls: HttpCalls, *, id: str, base_url: str, root_url: str, api_key: str) -> None:  # noqa: A002
-        self._calls = calls
+    def __init__(
+        self,
+        calls: HttpCalls,
+        *,
+        id: str,  # noqa: A002
+        base_url: str,
+        root_url: str,
+        api_key: str,
+        uncut: "Uncut | None" = None,
+    ) -> None:
+        self._calls, self._uncut = calls, uncut
         self.id = id
         self.base_url = base_url
         self.root_url = root_url
         self.api_key = api_key
+        self._forks: list[RolloutSession] = []
 
     def __repr__(self) -> str:
         return f"<RolloutSession {self.root_url}>"
+
+    @classmethod
+    def opened(cls, calls: HttpCalls, server_url: str, answer: JsonObject, uncut: "Uncut | None") -> Self:
+        """The session that a server opened, by its answer. Raises BadPayload."""
+        session_id = answer.get("session_id")
+        if not isinstance(session_id, str):
+            raise BadPayload(f"{server_url} opens a session without an id: is it a Stenograph server?")
+        root, token = f"{server_url}/sessions/{session_id}", answer.get("token", session_id)
+        return cls(calls, id=session_id, base_url=f"{root}/v1", root_url=root, api_key=str(token), uncut=uncut)
+
+    async def fork(
+        self, *, turn: int, token: int | None = None, n: int = 1, group: str | None = None
+    ) -> "list[RolloutSession]":
+        """Open `n` sessions that begin with this one's exact tokens: down to the end of a turn, by its node's id, or to
+        the first `token` sampled tokens of it. In the last case the turn's request, sent again, continues its reply.
+
+        A client deletes the forks of its session with it, at the end of its `async with`. Raises ServerRefused for a
+        place that is not there.
+        """
+        work = self._forked({"turn": turn, "token": token, "n": n, "group": group})
+        forks = await (work if self._uncut is None else self._uncut(work, undo=_delete_each))
+        self._forks += forks
+        return forks
+
+    async def _forked(self, body: JsonObject) -> "list[RolloutSession]":
+        url, key = f"{self.root_url}/fork", {"idempotency-key": uuid.uuid4().hex}
+        answer = as_object(await self._calls.call("POST", url, body, key), url)
+        server_url = self.root_url.removesuffix(f"/sessions/{self.id}")
+        opened = cast("list[JsonObject]", answer.get("forks", []))
+        return [RolloutSession.opened(self._calls, server_url, one, self._uncut) for one in opened]
 
     async def outcome(
         self,
@@ -164,6 +205,28 @@ class RolloutSession:
         return rows
 
     async def delete(self) -> None:
-        """Delete the session; running turns are aborted. An absent session is no error."""
+        """Delete the session; running turns are aborted. An absent session is no error. Its forks stay."""
         with contextlib.suppress(SessionGone):
             await self._calls.call("DELETE", self.root_url)
+
+    async def delete_all(self) -> None:
+        """Delete the session, its forks made here, and theirs. What the server does not delete expires there."""
+        with contextlib.suppress(ClientError):
+            await self.delete()
+        forks, self._forks = self._forks, []
+        await _delete_each(forks)
+
+
+class Uncut(Protocol):
+    """The opening of forks, not cut off by the cancelling of its caller: `undo` gets them then."""
+
+    def __call__(
+        self,
+        work: Coroutine[object, object, list[RolloutSession]],
+        *,
+        undo: Callable[[list[RolloutSession]], Coroutine[object, object, None]],
+    ) -> Awaitable[list[RolloutSession]]: ...
+
+
+async def _delete_each(sessions: list[RolloutSession]) -> None:
+    await asyncio.gather(*(one.delete_all() for one in sessions))

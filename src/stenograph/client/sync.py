@@ -71,6 +71,13 @@ class SyncRolloutSession:
     def __repr__(self) -> str:
         return f"<SyncRolloutSession {self.root_url}>"
 
+    def fork(
+        self, *, turn: int, token: int | None = None, n: int = 1, group: str | None = None
+    ) -> "list[SyncRolloutSession]":
+        """As `RolloutSession.fork`."""
+        forks = self._thread.run(self._session.fork(turn=turn, token=token, n=n, group=group))
+        return [SyncRolloutSession(one, self._thread) for one in forks]
+
     def outcome(
         self,
         reward: Reward | None = None,
