@@ -237,6 +237,16 @@ async def test_a_grammar_in_the_middle_of_a_reply_is_refused(live: Live) -> None
     assert (answer.status, "was cut at a token" in answer.body.decode()) == (400, True)
 
 
+async def test_max_tokens_leaves_a_token_to_sample(live: Live) -> None:
+    session, scripts = await talked(live)
+    (fork,) = await forked(live, session, turn=2, token=3)
+    answer = await live.chat(fork, *TALK, max_tokens=3)
+    assert (answer.status, answer.json()["error"]["param"]) == (400, "/max_tokens"), answer.body
+    live.engine.plan(Script(ids=scripts[2].ids[3:4], finish=Finish(reason=FinishReason.LENGTH)))
+    answer = await live.chat(fork, *TALK, max_tokens=4)
+    assert (answer.status, answer.json()["usage"]["completion_tokens"]) == (200, 4), answer.body
+
+
 async def test_a_key_gets_the_same_forks(renderer: Renderer, tmp_path: Path) -> None:
     async with stored(renderer, tmp_path) as live:
         session, _ = await talked(live)

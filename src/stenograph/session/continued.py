@@ -92,7 +92,7 @@ class ContinuedTurn(RunningTurn):
         )
         self._chat = None  # an engine that parses would parse the rest alone
         params, num = self.params, len(ids)
-        most = None if params.max_tokens is None else max(1, params.max_tokens - num)
+        most = None if params.max_tokens is None else params.max_tokens - num
         self.params = replace(params, max_tokens=most, min_tokens=max(0, params.min_tokens - num))
         self._request = replace(self._request, params=self.params)
 
@@ -104,6 +104,13 @@ class ContinuedTurn(RunningTurn):
                 "This reply was cut at a token, and goes on from there: a grammar or a forced tool call would begin in"
                 " its middle. Leave it out, or fork at a whole turn.",
                 blame=Blame(RequestPart.TOOL_CHOICE if params.grammar is None else RequestPart.GRAMMAR),
+            )
+        num = len(cut.sampled.ids)
+        if params.max_tokens is not None and params.max_tokens <= num:
+            raise InvalidRequest(
+                f"This reply begins with {num} tokens of the session before: max_tokens counts them, and must be above"
+                f" {num}, got {params.max_tokens}.",
+                blame=Blame(RequestPart.MAX_TOKENS),
             )
         kind = reported_kind(self.capabilities.logprobs, params)
         if kind is not cut.sampled.logprobs_kind and cut.sampled.ids:
