@@ -3,11 +3,12 @@
 import asyncio
 import json
 import os
+import re
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -21,10 +22,12 @@ from stenograph.http.openapi.turns import turn_rows
 from stenograph.http.response_route import HeldResponses
 from stenograph.http.route import Needs, Route, rows_of
 from stenograph.http.route_table import rows
+from stenograph.session.kept_media import keep_media
 from stenograph.store.folder import DataFolder
 from stenograph.store.sqlite import SqliteStore
 from stenograph.tenants.tenant import hash_of, read_tenants
 from stenograph.text.renderer import Renderer
+from tests.store_laws import medium
 
 from .conftest import Answer, Live, user
 from .workers_kit import two_workers
@@ -36,7 +39,7 @@ OPERATOR = {"authorization": "Bearer operator-key"}
 SCOPES = {"olga": '["admin"]', "trainer": '["train", "weights"]'}
 GROUP, GHOST_GROUP = "anns-secret-group", "nobodys-group----"
 SECRETS = ("anns-secret", "ann secretly")
-PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+PICTURE = medium(b"\x89PNG anns-secret-picture")
 
 
 def file_of(folder: Path, **more: str) -> Path:
@@ -141,7 +144,7 @@ async def asked(live: Live, request: tuple[str, str, Any, dict[str, str]], sessi
 
 def shown(answer: Answer, session: str, group: str) -> tuple[int, bytes]:
     content = answer.body.replace(session.encode(), b"SESSION").replace(group.encode(), b"GROUP")
-    return answer.status, content
+    return answer.status, re.sub(rb'"until":[0-9.]+', b"", content)
 
 
 @asynccontextmanager
@@ -162,35 +165,117 @@ async def kept_or_not(serve: Serve, folder: Path, is_kept: bool) -> AsyncIterato
         data.close()
 
 
-@pytest.mark.parametrize("is_kept", [False, True], ids=["memory", "disk"])
-async def test_on_every_route_what_another_tenant_has_is_as_what_nobody_has(
-    serve: Serve, tmp_path: Path, is_kept: bool
-) -> None:
-    async with kept_or_not(serve, tmp_path, is_kept) as live:
+class Anns(NamedTuple):
+    """What Ann has: a session with a claim, an image and a response, and a fork of it."""
+
+    session: str
+    fork: str
+    response: str
+
+    @staticmethod
+    async def made(live: Live) -> "Anns":
         session = await anns(live)
+        await keep_media(live.manager.sessions.get(session), live.manager.sessions.storage, [PICTURE])
+        live.says("ann secretly responds")
+        body = {"input": "ann secretly asks again", "model": "tiny"}
+        held = await live.call("POST", f"/sessions/{session}/v1/responses", body, **as_("ann"))
+        assert held.status == 200, held.body
+        path = f"/sessions/{session}/fork"
+        fork = await live.call("POST", path, {"turn": 0}, idempotency_key="k", **as_("ann"))
+        assert fork.status == 200, fork.body
+        claim = {"step": 1, "n": 9, "claim": "c", "sessions": [session]}
+        assert (await live.call("POST", "/samples/claim", claim, **as_("ann"))).json()["sessions"] == [session]
+        return Anns(session, fork.json()["forks"][0]["session_id"], held.json()["id"])
+
+
+@asynccontextmanager
+async def with_anns(serve: Serve, renderer: Renderer, folder: Path, how: str) -> AsyncIterator[tuple[list[Live], Anns]]:
+    """Servers of each kind, and what Ann has there. `restarted`: it is in the store alone."""
+    if how.startswith("workers"):
+        data_dir = folder / "data" if how == "workers-disk" else None
+        async with two_workers(folder, renderer, data_dir=data_dir, **settings_in(folder)) as workers:
+            yield workers.lives, await Anns.made(workers.lives[0])
+        return
+    async with kept_or_not(serve, folder, is_kept=how != "memory") as live:
+        made = await Anns.made(live)
+        if how != "restarted":
+            yield [live], made
+    if how == "restarted":
+        async with kept_or_not(serve, folder, is_kept=True) as live:
+            yield [live], made
+
+
+@pytest.mark.parametrize("how", ["memory", "disk", "restarted", "workers", "workers-disk"])
+async def test_on_every_route_what_another_tenant_has_is_as_what_nobody_has(
+    serve: Serve, renderer: Renderer, tmp_path: Path, how: str
+) -> None:
+    async with with_anns(serve, renderer, tmp_path, how) as (lives, made):
+        session = made.session
         ghost = session[: TAG.start] + tag_of("ann") + "4" + session[13:-1] + ("0" if session[-1] != "0" else "1")
         assert ghost != session
-        names: set[str] = set()
-        for row in all_rows():
-            names.add(row.name)
-            if row.id in FREE:
-                continue
-            for request in requests_of(row):
-                if row.needs is Needs.TOKEN and "SESSION" not in str(request):
-                    continue  # a turn without a session, or the list of models
-                theirs = await asked(live, request, session, GROUP)
-                nobodys = await asked(live, request, ghost, GHOST_GROUP)
-                assert shown(theirs, session, GROUP) == shown(nobodys, ghost, GHOST_GROUP), (row.name, request)
-                said = theirs.body.replace(b"anns-secret-group", b"").replace(b"anns-secret-task", b"")
-                assert not any(secret.encode() in said for secret in SECRETS), (row.name, request, theirs.body)
-                assert session.encode() not in theirs.body or "SESSION" in str(request), (row.name, theirs.body)
-        assert {"GET /sessions", "POST /samples/claim", "GET /metrics", "POST /backup", "GET /console/api/now"} <= names
+        for live in lives:
+            await walked(live, session, ghost)
+        for live in lives:
+            await check_own_sessions(live, made)
+        live = lives[-1]
         told = (await live.call("GET", f"/sessions/{session}", **as_("ann"))).json()
         outcome = (await live.call("GET", f"/sessions/{session}/outcome", **as_("ann"))).json()
-        assert (len(told["records"]), outcome["outcome"]["reward"]) == (1, 1.0)
-        claimed = await live.call("POST", "/samples/claim", {"step": 1, "n": 9}, **as_("ann"))
-        assert claimed.json()["sessions"] == [session], "nobody has claimed, abandoned or deleted it"
-        assert (await live.call("GET", "/sessions", **as_("bob"))).json()["sessions"] == []
+        assert (bool(told["records"]), outcome["outcome"]["reward"]) == (True, 1.0)
+        receipt = {"claim": "c", "trained": [session]}
+        trained = await live.call("POST", "/samples/receipt", receipt, **as_("ann"))
+        assert trained.json()["trained"] == [session], "nobody has claimed, abandoned or deleted it"
+        assert (await live.call("GET", f"/sessions/{made.fork}", **as_("ann"))).status == 200
+        bobs = (await live.call("GET", "/sessions", **as_("bob"))).json()["sessions"]
+        assert all(one["session_id"][TAG] == tag_of("bob") for one in bobs)
+
+
+async def walked(live: Live, session: str, ghost: str) -> None:
+    """Ask each route as Bob for Ann's session and for nobody's."""
+    names: set[str] = set()
+    for row in all_rows():
+        names.add(row.name)
+        if row.id in FREE:
+            continue
+        for request in requests_of(row):
+            if row.needs is Needs.TOKEN and "SESSION" not in str(request):
+                continue  # a turn without a session, or the list of models
+            theirs = await asked(live, request, session, GROUP)
+            nobodys = await asked(live, request, ghost, GHOST_GROUP)
+            assert shown(theirs, session, GROUP) == shown(nobodys, ghost, GHOST_GROUP), (row.name, request)
+            said = theirs.body.replace(b"anns-secret-group", b"").replace(b"anns-secret-task", b"")
+            assert not any(secret.encode() in said for secret in SECRETS), (row.name, request, theirs.body)
+            assert session.encode() not in theirs.body or "SESSION" in str(request), (row.name, theirs.body)
+    assert {"GET /sessions", "POST /samples/claim", "GET /metrics", "POST /backup", "GET /console/api/now"} <= names
+
+
+async def check_own_sessions(live: Live, made: Anns) -> None:
+    """From a session of his own, and beside another key, Bob gets at nothing of Ann's."""
+    own = await opened(live, "bob", group=GROUP, metadata={"task": "anns-secret-task"})
+    tries = [
+        ("GET", f"/sessions/{own}/media/{PICTURE.ref.sha256}", None, {}),
+        ("GET", f"/sessions/{own}/v1/responses/{made.response}", None, {}),
+        ("GET", f"/v1/responses/{made.response}", None, {"x_session_id": own}),
+        ("GET", f"/v1/responses/{made.response}", None, {}),
+        ("GET", f"/v1/responses/{made.response}", None, {"x_session_id": made.session}),
+        ("GET", f"/v1/responses/{made.response}", None, {"x_api_key": f"stg-{made.session}-{'0' * 32}"}),
+        ("POST", f"/sessions/{own}/v1/responses", {"input": "x", "previous_response_id": made.response}, {}),
+        ("POST", "/v1/responses", {"input": "x", "previous_response_id": made.response}, {}),
+        ("POST", f"/sessions/{made.fork}/fork", {"turn": 0}, {"idempotency_key": "k"}),
+        ("GET", f"/sessions/{own[:2]}{made.fork[2:]}", None, {}),
+        ("GET", f"/sessions/%{ord(made.session[0]):x}{made.session[1:]}", None, {}),
+        ("GET", f"/console/api/sessions/{made.session.upper()}", None, {}),
+        ("DELETE", f"/sessions/{made.session}", None, {"x_stenograph_revision": "2 1 0"}),
+        ("POST", f"/sessions/{made.session}/abort", {}, {"x_stenograph_passed_on": "1"}),
+    ]  # fmt: skip
+    for method, path, body, headers in tries:
+        answer = await live.call(method, path, body, **headers, **as_("bob"))
+        assert answer.status in (400, 403, 404), (method, path, body, answer.status, answer.body)
+        assert not any(secret.encode() in answer.body for secret in SECRETS), (method, path, answer.body)
+    for path in ("/sessions", f"/sessions?group={GROUP}", "/accounts?by=session", f"/console/api/group?name={GROUP}"):
+        answer = await live.call("GET", path, **as_("bob"))
+        assert answer.status == 200
+        assert not any(id_.encode() in answer.body for id_ in (made.session, made.fork)), (path, answer.body)
+    assert (await live.call("DELETE", f"/sessions?group={GROUP}", **as_("bob"))).json() == {"deleted": 1}
 
 
 async def test_only_the_operator_and_an_admin_see_all(serve: Serve, tmp_path: Path) -> None:

@@ -26,7 +26,20 @@ from stenograph.http.bulk_parts import OwnParts, Pieces, SessionParts, sized
 from stenograph.http.closed_stream import ClosedStream
 from stenograph.http.create_route import decoded
 from stenograph.http.responses import json_in_pieces, json_response
-from stenograph.http.route import ID, STORED, TEXT, All, Asking, Reach, Schema, one_answer, parameter, route, sees
+from stenograph.http.route import (
+    DELETES,
+    ID,
+    STORED,
+    TEXT,
+    All,
+    Asking,
+    Reach,
+    Schema,
+    one_answer,
+    parameter,
+    route,
+    sees,
+)
 from stenograph.http.session_routes import LIMIT, MAX_PAGE, REVISION_HEADER, SessionRoutes, check_known, filter_of
 from stenograph.http.wire import ClientLink, count_error, delivery_of, header_value
 from stenograph.offload.pool import INLINE_BELOW_BYTES
@@ -171,6 +184,7 @@ class BulkRoutes:
     async def samples(self, request: Request) -> Response:
         """`POST /samples`."""
         wire = await decoded(request, decode_bulk_samples, self.sessions.pool, self.sessions.max_body_bytes)
+        request.scope[DELETES] = bool(wire.delete)
         if wire.format == "arrow":
             try:
                 await self.sessions.pool.run(bulk_arrow, num_bytes=INLINE_BELOW_BYTES)

@@ -208,6 +208,8 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 TENANT, TAG_SEEN = "stenograph.tenant", "stenograph.tag"
 """In a scope, on a server with tenants: the request's tenant, and the tag of the only sessions shown to it."""
+DELETES = "stenograph.deletes"
+"""In a scope: the request reads sessions and deletes them."""
 
 
 def tag_seen_by(scope: Scope) -> str:

@@ -115,23 +115,23 @@ class Capacity:
         return 0
 
     def check(self, num_turns: int) -> None:
-        """Raise Draining, or LimitExceeded if so many more turns cannot run."""
+        """Raise Draining, or LimitExceeded if so many more turns cannot run. The error tells the limit and not the
+        use: that is other clients' too."""
         if self.is_draining:
             raise _draining()
         limits, elsewhere = self.limits, self.elsewhere
-        num_in_flight = self.num_in_flight + elsewhere.num_in_flight
-        if num_in_flight + num_turns > limits.max_in_flight:
+        most = limits.max_in_flight
+        if self.num_in_flight + elsewhere.num_in_flight + num_turns > most:
+            runs = f"runs {most} of" if num_turns == 1 else f"has no place for {num_turns} more among"
             raise LimitExceeded(
-                Limit.IN_FLIGHT,
-                f"the server runs {num_in_flight} of at most {limits.max_in_flight} turns (--max-in-flight)",
-                retry_after_s=1.0,
+                Limit.IN_FLIGHT, f"the server {runs} at most {most} turns (--max-in-flight)", retry_after_s=1.0
             )
         num_held_tokens = self.num_held_tokens + elsewhere.num_held_tokens
         if num_held_tokens >= limits.max_held_tokens and not self.evicts:
             raise LimitExceeded(
                 Limit.HELD_TOKENS,
-                f"the sessions hold {num_held_tokens} tokens of at most {limits.max_held_tokens}"
-                " (--max-held-tokens); delete those that are done",
+                f"the server's sessions hold the {limits.max_held_tokens} tokens that they may (--max-held-tokens);"
+                " delete those that are done",
                 retry_after_s=5.0,
             )
 

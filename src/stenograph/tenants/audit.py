@@ -1,7 +1,7 @@
 """The audit log: a line of JSON for each request to change policies or outcomes, refused ones too.
 
-Policies (weights, pauses), engines, backups, outcomes, abandonments, receipts, deletions, and the tenants themselves.
-Each line is appended by one write: several workers have the same file.
+Policies (weights, LoRAs, pauses), engines, backups, outcomes, claims, receipts, abandonments, ends of turns, deletions,
+and the tenants themselves. Each line is appended by one write: several workers have the same file.
 """
 
 import logging
@@ -18,10 +18,11 @@ from stenograph.core.errors import StartupError
 log = logging.getLogger(__name__)
 
 AUDITED = frozenset({
-    "updateWeights", "pauseGeneration", "continueGeneration", "flushCache", "nameWeights", "addEngine", "removeEngine",
-    "backUp", "putOutcome", "abandonSessions", "receiveSamples", "deleteSession", "deleteSessions",
+    "updateWeights", "pauseGeneration", "continueGeneration", "flushCache", "nameWeights", "loadLora", "unloadLora",
+    "addEngine", "removeEngine", "backUp", "putOutcome", "claimSamples", "receiveSamples", "abandonSessions",
+    "abortSession", "abortAll", "deleteSession", "deleteSessions", "getManySamples",
 })  # fmt: skip
-"""The ids of the routes."""
+"""The ids of the routes. `getManySamples` has a line where it deletes, or is refused."""
 
 
 class AuditLog:
@@ -30,6 +31,8 @@ class AuditLog:
     def __init__(self, path: Path, clock: Clock) -> None:
         """Raises StartupError for an unwritable file."""
         self._path = path
+        self._is_cut = False
+        """Whether the last line was written in part."""
         self._clock = clock
         try:
             self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -55,9 +58,14 @@ class AuditLog:
         )
 
     def note(self, what: str, facts: Mapping[str, object]) -> None:
-        """Append a line. A full disk stops no request: the server's log says so."""
-        line = msgspec.json.encode({"at": self._clock.wall(), "what": what, **facts}) + b"\n"
+        """Append a line. A full disk stops no request: the server's log has the line instead."""
+        line = msgspec.json.encode({"at": self._clock.wall(), "what": what, **facts})
+        begin = b"\n" if self._is_cut else b""
         try:
-            os.write(self._file, line)
+            num = os.write(self._file, begin + line + b"\n")
         except OSError as error:
-            log.error("the audit log cannot be written (%s): %s", error.strerror, line.decode().rstrip())
+            log.error("the audit log cannot be written (%s): %s", error.strerror, line.decode())
+            return
+        self._is_cut = num <= len(begin + line)
+        if self._is_cut:
+            log.error("the audit log has a line in part, the disk is full: %s", line.decode())

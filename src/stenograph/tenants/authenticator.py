@@ -10,6 +10,7 @@ import logging
 import signal
 from collections.abc import Mapping
 from contextlib import suppress
+from http import HTTPStatus
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -29,7 +30,7 @@ from stenograph.core.stages import StageTimes
 from stenograph.core.stated_options import TAG, tag_of
 from stenograph.http.auth import Authenticator, are_among, credentials_of, session_named
 from stenograph.http.processes import Processes
-from stenograph.http.route import TAG_SEEN, TENANT, Handler
+from stenograph.http.route import DELETES, TAG_SEEN, TENANT, Handler
 from stenograph.http.settings import Settings
 from stenograph.http.wire import delivery_of
 from stenograph.parts import TenantSettings, settings_of
@@ -246,8 +247,9 @@ class TenantAuthenticator(Authenticator):
                 status = error.status
                 raise
             finally:
-                version = self.manager.weights.version
-                audit.request(route, request.scope, status, who=request.scope.get(_CALLER), weights=version)
+                if request.scope.get(DELETES, True) or status != HTTPStatus.OK:
+                    version = self.manager.weights.version
+                    audit.request(route, request.scope, status, who=request.scope.get(_CALLER), weights=version)
 
         return noting
 
