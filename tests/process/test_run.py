@@ -87,6 +87,28 @@ def test_an_agent_runs_on_a_server_that_is_started_for_it_and_leaves_samples(tin
         assert client.connect_ex(("127.0.0.1", int(port))) != 0, "its server is gone"
 
 
+SIDE = """
+import json, os, urllib.request
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+for first in ([], [{"role": "system", "content": "You are a title generator. Write a title."}]):
+    body = {"messages": [*first, {"role": "user", "content": "hi"}], "max_tokens": 4, "temperature": 0}
+    head = {"content-type": "application/json"}
+    urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), head)).read()
+"""
+"""An agent that makes a turn of its work, and asks for a title."""
+
+
+def test_what_is_in_no_sample_is_said(server: str, tmp_path: Path) -> None:
+    samples = tmp_path / "out.json"
+    done = run("--url", server, "--samples", str(samples), *python(SIDE))
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(samples.read_text())
+    assert len(answer["samples"]) == 1
+    (row,) = answer["session_metadata"]["left_out"].values()
+    assert row["sampled_tokens"] > 0
+    assert f"left out of the samples: 1 strand of title ({row['sampled_tokens']} sampled tokens)" in done.stderr
+
+
 def test_each_client_finds_the_session_in_its_environment(server: str) -> None:
     others = {"GOOGLE_API_KEY": "theirs", "ANTHROPIC_AUTH_TOKEN": "theirs", "https_proxy": "http://proxy:1"}
     show = f"{SHOW}; import pathlib; print(json.dumps([pathlib.Path(os.environ[n]).joinpath(p).read_text() for n, p in "

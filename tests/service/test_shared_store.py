@@ -310,6 +310,12 @@ async def test_a_start_says_how_many_connections_are_missing(postgres: PostgresS
         await check_connections(url, num=NUM_CONNECTIONS, timeout_s=TIMEOUT_S)
 
 
+def test_the_page_of_machines_has_the_number_of_connections() -> None:
+    page = Path(__file__).parents[2] / "docs" / "machines.md"
+    assert NUM_CONNECTIONS == 5
+    assert "**Connections**: five a process" in page.read_text()
+
+
 async def test_a_server_starts_and_works_with_the_connections_that_are_documented(postgres: PostgresServer) -> None:
     url = await new_database(postgres)
     role, own_url = await limited_role(url, NUM_CONNECTIONS)
