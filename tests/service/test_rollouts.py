@@ -334,7 +334,7 @@ async def test_an_agent_that_is_no_async_function_is_an_error_of_the_batch(live:
     async with Client(live.url) as client:
         with pytest.raises(TypeError, match=r"returned 1\.0, which cannot be awaited.*SyncClient"):
             await client.rollouts(agent, range(3), progress=silent)
-        await nothing_is_left(live)
+    await nothing_is_left(live)
 
 
 @pytest.mark.parametrize(
