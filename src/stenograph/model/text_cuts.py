@@ -26,6 +26,9 @@ _STARTS = 16
 """Beginnings of the text before a place. One of them begins a piece, where pieces are no longer."""
 _AROUND = ("", " ", "\n", "!", ".", "'", "1", "Z", "a", "é", "漢")
 """Texts before and after a run of characters: some patterns let them decide where a piece ends."""
+_BEFORE = (*_AROUND, "!\n", "!a", "aZ")
+_AFTER = (*_AROUND, " \n", "Za", "!a", "'s")
+"""The same for a piece cut in two. o200k ends a piece between `a漢` and `Za`, and none between `漢` and `Za`."""
 _MOST_TOKEN_CHARS = 512
 """A vocabulary with a token as long cuts no text."""
 _MOST_IDS = 1 << 24
@@ -137,8 +140,10 @@ class TextCuts:
 
     def _is_joined(self, left: str, right: str) -> bool:
         """Whether the piece that both are in ends where it would without the first, whatever is around it."""
-        befores = [(one + left, self._split(one + left)) for one in _AROUND]
-        afters = [(right + one, self._split(right + one)) for one in _AROUND]
+        if left[-1].isspace() or right[0].isspace():
+            return False  # what ends white space may be far: `!\n\n` and ` \n` are two pieces, `\n\n \n` is one
+        befores = [(one + left, self._split(one + left)) for one in _BEFORE]
+        afters = [(right + one, self._split(right + one)) for one in _AFTER]
         return all(
             self._split(text + rest) == [*before[:-1], before[-1] + after[0], *after[1:]]
             for text, before in befores

@@ -97,6 +97,8 @@ CUT_ANYWHERE = [
     BARE,
     sequence({"type": "CharDelimiterSplit", "delimiter": "a"}, BARE),
 ]
+CUT_BETWEEN_WORDS = sequence(O200K, BARE)
+"""Letters without a case may end a word or not, for what is before them."""
 CUT_BEFORE_SPACES = [{**LEVEL, "add_prefix_space": True}]
 NOT_CUT: list[object] = [None]
 NORMALIZERS = [None, {"type": "NFC"}, {"type": "Strip", "strip_left": True, "strip_right": True}]
@@ -150,8 +152,15 @@ def test_the_parts_of_a_cut_text_have_the_ids_of_the_whole(
     assert ids == list(encode_by(plain)(text))
 
 
-@pytest.mark.parametrize("pre_tokenizer", CUT_ANYWHERE)
-@pytest.mark.parametrize("unit", ["春", "🙂", "é?", "½漢", "ꙮ𠮷", "<春> "])
+@pytest.mark.parametrize(
+    ("pre_tokenizer", "unit"),
+    [
+        (pre_tokenizer, unit)
+        for pre_tokenizer in CUT_ANYWHERE
+        for unit in ("春", "🙂", "é?", "½漢", "ꙮ𠮷", "<春> ")
+        if not (unit.isalpha() and pre_tokenizer == CUT_BETWEEN_WORDS)
+    ],
+)
 def test_a_text_of_many_ids_is_cut_with_words_or_without(low_specials: str, pre_tokenizer: object, unit: str) -> None:
     plain, cuts = plain_of(changed(low_specials, pre_tokenizer=pre_tokenizer))
     found = starts(plain, cuts, unit * 1000)
@@ -159,13 +168,31 @@ def test_a_text_of_many_ids_is_cut_with_words_or_without(low_specials: str, pre_
     assert len(unit * 1000) - found[-1] < 4 * PART_CHARS
 
 
-@pytest.mark.parametrize("pre_tokenizer", [*CUT_BEFORE_SPACES, *NOT_CUT])
+@pytest.mark.parametrize("pre_tokenizer", [*CUT_BEFORE_SPACES, CUT_BETWEEN_WORDS, *NOT_CUT])
 def test_a_text_is_not_cut_where_its_parts_would_have_other_ids(low_specials: str, pre_tokenizer: object) -> None:
     """A space is added before each part; without a pre-tokenizer the characters are no tokens."""
     plain, cuts = plain_of(changed(low_specials, pre_tokenizer=pre_tokenizer))
     text = "春" * PART_CHARS
     found = starts(plain, cuts, f"{text} {text * 5}")
-    assert found == ([0, PART_CHARS] if pre_tokenizer in CUT_BEFORE_SPACES else [0])
+    assert found == ([0] if pre_tokenizer in NOT_CUT else [0, PART_CHARS])
+
+
+@pytest.mark.parametrize(
+    ("first", "unit", "last"),
+    [("!", "\n", " \n"), ("!!!!", "\n", " \n"), ("!\n", "/", "!!"), ("a", "º", "Ca"), ("a", "漢", "Zb")],
+)
+def test_a_run_is_not_cut_where_its_ends_decide_together_where_a_piece_ends(first: str, unit: str, last: str) -> None:
+    """o200k's pattern ends a piece before `last`, for what is before the run; the last part alone has no such end."""
+    at_border = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(unit + last[0])[0][0]
+    spelled = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [(at_border[:end], at_border[end]) for end in range(1, len(at_border))]
+    vocab = {token: number for number, token in enumerate([*spelled, *map("".join, merges)])}
+    model = {"type": "BPE", "vocab": vocab, "merges": merges}
+    plain, cuts = plain_of(json.dumps({"version": "1.0", "pre_tokenizer": sequence(O200K, BARE), "model": model}))
+    for num in range(300, 304):
+        text = first + unit * num + last
+        ids = [token_id for _, part in cuts.parts(encode_by(plain), text) for token_id in part]
+        assert ids == list(encode_by(plain)(text))
 
 
 def test_a_pair_that_is_a_token_is_not_cut(low_specials: str) -> None:
