@@ -42,10 +42,12 @@ def moment(bodies: Sequence[bytes], *, num_away: int) -> bytes:
 
 
 def readiness(bodies: Sequence[bytes], *, num_away: int) -> tuple[bool, bytes]:
-    """Whether all workers are ready, none of them away; and the engines as they see them, each once."""
+    """Whether all workers are ready, none of them away; and the engines as they see them, each once. Other fields are
+    the first worker's."""
     decoded = [msgspec.json.decode(body, type=dict[str, Any]) for body in bodies]
     is_ready, is_paused = not num_away and all(one["ready"] for one in decoded), any(one["paused"] for one in decoded)
-    return is_ready, msgspec.json.encode({"ready": is_ready, "paused": is_paused, "engines": _merged_engines(decoded)})
+    merged = {**decoded[0], "ready": is_ready, "paused": is_paused, "engines": _merged_engines(decoded)}
+    return is_ready, msgspec.json.encode(merged)
 
 
 def engines(bodies: Sequence[bytes]) -> bytes:

@@ -58,3 +58,8 @@ def test_answers_of_all_become_one() -> None:
         b'a{worker="2",x="1"} 2.0\na{worker="2",x="2"} 1e+06\n'
         b'# HELP g h\n# TYPE g gauge\ng{worker="0"} 3.0\ng{worker="2"} 3.0\n'
     )
+
+
+def test_a_field_of_readiness_that_is_not_merged_is_the_first_workers() -> None:
+    bodies = [b'{"ready":%b,"paused":false,"engines":[],"model":"tiny"}' % ready for ready in (b"true", b"false")]
+    assert readiness(bodies, num_away=0) == (False, b'{"ready":false,"paused":false,"engines":[],"model":"tiny"}')
