@@ -44,7 +44,7 @@ def test_every_setting_can_be_given_under_each_of_its_names(tmp_path: Path):
         "host": "::1", "port": "0", "workers": "2", "exit_with": "1", "model": "m.gguf", "family": "chatml",
         "chat_template_kwargs": '{"thinks": [false, 1.5]}', "allow_special_in_text": "on", "engine": "sglang",
         "engine_url": "http://127.0.0.1:1", "engine_api_key": "e-1", "engine_keys": "keys.toml",
-        "connect_timeout": "0.5", "max_reply_bytes": "4096",
+        "connect_timeout": "0.5", "engine_load_interval": "0.5", "engine_wait": "30", "max_reply_bytes": "4096",
         "engine_logprobs": "raw", "weight_version": "w-1", "weights_dir": "w", "scores_in_flight": "2",
         "token_price": "0.6",
         "replay": "all", "reply": "lean",
@@ -65,6 +65,7 @@ def test_every_setting_can_be_given_under_each_of_its_names(tmp_path: Path):
         "request_timeout": "1.5", "abort_grace": "0.5", "drain_timeout": "2.5",
         "dialects": "gemini", "unknown_fields": "record", "over_budget": "clamp", "proxy_allow": "v1/models",
         "fetch_media": "pictures.example", "api_key": "one", "admin_key": "two",
+        "tenants": "tenants.toml", "audit_log": "audit.jsonl",
         "allow_host": "box.local", "allow_origin": "https://ui.example:8443",
         "log_level": "debug", "log_format": "json", "otlp_endpoint": "http://collector:4318", "cache_dir": "/c",
     }  # fmt: skip
@@ -338,7 +339,7 @@ def test_variables_that_kubernetes_would_not_set_still_stop_the_start(key: str, 
 def test_each_part_s_settings_are_among_a_command_s_and_a_server_without_them_has_their_defaults() -> None:
     classes = [one for one in vars(parts).values() if isinstance(one, type) and one.__module__ == parts.__name__]
     declared = [one for one in classes if is_dataclass(one)]
-    assert len(declared) == 7
+    assert len(declared) == 8
     for one in declared:
         assert issubclass(CommandSettings, one)
         assert settings_of(one, Settings()) == one()
