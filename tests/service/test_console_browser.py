@@ -6,6 +6,7 @@ With CONSOLE_SHOTS=FOLDER each view is also kept there as a picture.
 import asyncio
 import base64
 import os
+import re
 import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
@@ -91,12 +92,17 @@ STRUCTURE = """() => [...document.querySelectorAll('main, nav, section, header, 
   .filter(Boolean).join(' ')).filter((one, at, all) => all.indexOf(one) === at)"""
 
 
+DRAWN = """window.drawn = []; const draw = CanvasRenderingContext2D.prototype.fillText;
+  CanvasRenderingContext2D.prototype.fillText = function (...of) { drawn.push(of[0]); return draw.apply(this, of); }"""
+"""Keeps the texts that charts draw."""
+
+
 async def test_every_view_has_its_parts(live: Live, browser: Any) -> None:
     for make in BAD.values():
         await make(live)
     await group_of(live, "task-17", 8)
     tree = await branches(live)
-    live.says("slowly now", paused=True)
+    live.says(PROSE * 3, paused=True)
     asking = asyncio.create_task(live.chat(await good(live), user("Wait for it.")))
     await live.engine.begun(len(live.engine.requests) + 1)
     seen = await opened(browser, f"{live.url}/console")
@@ -107,6 +113,15 @@ async def test_every_view_has_its_parts(live: Live, browser: Any) -> None:
     }  # fmt: skip
     assert await page.locator("canvas").count() == 4
     await page.locator(".figure b").nth(10).wait_for()
+    await page.add_init_script(DRAWN)
+    await page.reload()
+    await page.wait_for_function("drawn.length > 20")
+    axes = await page.evaluate("drawn")  # of one moment: a minute, in clock times
+    assert len([one for one in axes if re.fullmatch(r"\d\d:\d\d:\d0", one)]) >= 8, axes
+    assert not [one for one in axes if re.fullmatch(r"\d{4}", one)]
+    for moment in range(2, 9 if "CONSOLE_SHOTS" in os.environ else 3):  # a feed of moments, for the charts
+        live.engine.step(3 + moment % 3)
+        await page.wait_for_selector(f"[data-moments='{moment}']")
     await seen.shot("now")
     await page.click("text=sessions >> nth=0")
     await page.wait_for_selector(".row .grid.session")
@@ -145,7 +160,7 @@ async def test_every_view_has_its_parts(live: Live, browser: Any) -> None:
     await seen.shot("accounts")
     assert seen.errors == []
     assert {url for url in seen.asked if not url.startswith(live.url + "/")} == set()
-    live.engine.step(20)
+    live.engine.step(1000)  # the rest of the reply
     assert (await asking).status == 200
 
 

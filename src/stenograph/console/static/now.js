@@ -1,19 +1,23 @@
 // What runs now: figures, charts, requests in flight, engines.
 
 import { watchNow } from "./data.js";
-import { number, percent, seconds, visible } from "./text.js";
+import { number, percent, seconds, timeOf, visible } from "./text.js";
 import { Chart, Chip, Figure, Quantile, Rows, axisOf, html, sessionPlace, useEffect, useState } from "./ui.js";
 
 const KEPT = 600;
+const SHOWN_S = 60; // at least, so that few moments are not spread over years
+
+const spanOf = (low, high) => [Math.min(low, high - SHOWN_S), high];
+const clock = (epoch) => timeOf(epoch).slice(11);
 
 function chartOptions(colour, name, unit, least) {
   return {
     height: 120,
     cursor: { y: false },
     legend: { show: false },
-    scales: { y: { range: (_, __, high) => [0, Math.max(high, least) * 1.1] } },
-    axes: [axisOf(colour, { size: 22, space: 60 }), axisOf(colour, { values: (_, ticks) => ticks.map(unit), space: 26 })],
-    series: [{}, { label: name, stroke: colour("--accent"), fill: colour("--accent-faint"), width: 1.5, points: { show: false } }],
+    scales: { x: { range: (_, low, high) => spanOf(low, high) }, y: { range: (_, __, high) => [0, Math.max(high, least) * 1.1] } },
+    axes: [axisOf(colour, { size: 22, space: 70, values: (_, ticks) => ticks.map(clock) }), axisOf(colour, { values: (_, ticks) => ticks.map(unit), space: 26 })],
+    series: [{}, { label: name, stroke: colour("--accent"), fill: colour("--accent-faint"), width: 1.5, points: { show: (plot) => plot.data[0].length === 1 } }],
   };
 }
 
@@ -46,7 +50,7 @@ export function NowView({ onError }) {
   const now = moments[moments.length - 1];
   const times = moments.map((one) => one.at);
   return html`
-    <main class="page now" data-view="now">
+    <main class="page now" data-view="now" data-moments=${moments.length}>
       ${trouble !== null && html`<p class="note error" role="alert">${trouble}</p>`}
       ${now.workers_away > 0 && html`<p class="note error" role="alert">${now.workers_away} of ${now.workers + now.workers_away} workers do not answer: what they do is missing here.</p>`}
       <section class="figures" aria-label="figures">
