@@ -183,6 +183,8 @@ class Anns(NamedTuple):
         path = f"/sessions/{session}/fork"
         fork = await live.call("POST", path, {"turn": 0}, idempotency_key="k", **as_("ann"))
         assert fork.status == 200, fork.body
+        gone = await anns(live)  # its tokens stay in the accounts
+        assert (await live.call("DELETE", f"/sessions/{gone}", **as_("ann"))).status == 204
         claim = {"step": 1, "n": 9, "claim": "c", "sessions": [session]}
         assert (await live.call("POST", "/samples/claim", claim, **as_("ann"))).json()["sessions"] == [session]
         return Anns(session, fork.json()["forks"][0]["session_id"], held.json()["id"])
@@ -276,6 +278,19 @@ async def check_own_sessions(live: Live, made: Anns) -> None:
         assert answer.status == 200
         assert not any(id_.encode() in answer.body for id_ in (made.session, made.fork)), (path, answer.body)
     assert (await live.call("DELETE", f"/sessions?group={GROUP}", **as_("bob"))).json() == {"deleted": 1}
+
+
+async def test_an_abort_of_all_turns_ends_the_tenants_own(serve: Serve, tmp_path: Path) -> None:
+    async with serve(**settings_in(tmp_path)) as live:
+        session = await opened(live, "ann", group=GROUP)
+        live.says("ann goes on", paused=True)
+        chat = live.call("POST", f"/sessions/{session}/v1/chat/completions", CHAT, **as_("ann"))
+        turn = asyncio.create_task(chat)
+        await live.engine.begun(1)
+        for body in ({"abort_all": True}, {"group": GROUP}):
+            assert (await live.call("POST", "/abort_request", body, **as_("bob"))).json() == {"aborted": 0}
+        assert (await live.call("POST", "/abort_request", {"group": GROUP}, **as_("ann"))).json() == {"aborted": 1}
+        assert (await turn).status == 200
 
 
 async def test_only_the_operator_and_an_admin_see_all(serve: Serve, tmp_path: Path) -> None:
