@@ -1,7 +1,9 @@
 """Forks: sessions that begin with the exact tokens of another, behind a turn or a sampled token."""
 
+import contextlib
 import json
 import random
+import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 from standins.scripted_engine import Script, ScriptedEngine
 from stenograph.core.types import Finish, FinishReason
 from stenograph.store.files import open_files
-from stenograph.store.folder import DataFolder
+from stenograph.store.folder import DataFolder, file_of
 from stenograph.store.settings import Durability
 from stenograph.text.renderer import Renderer
 from stenograph.trajectory.commits import ModelMark
@@ -256,6 +258,25 @@ async def test_a_key_gets_the_same_forks(renderer: Renderer, tmp_path: Path) -> 
         assert first.json() == again.json()
         other = await live.call("POST", path, {"turn": 0, "n": 2}, idempotency_key="a")
         assert other.status == 422
+
+
+async def test_a_retry_after_the_server_stopped_in_the_middle_of_a_fork_makes_it_anew(
+    renderer: Renderer, tmp_path: Path
+) -> None:
+    async with stored(renderer, tmp_path) as live:
+        session, scripts = await talked(live)
+        path, body = f"/sessions/{session}/fork", {"turn": 1}
+        (first,) = (await live.call("POST", path, body, idempotency_key="a")).json()["forks"]
+    with contextlib.closing(sqlite3.connect(file_of(tmp_path, 0))) as rows, rows:
+        of_fork = "SELECT number FROM sessions WHERE id = ?"
+        rows.execute(f"DELETE FROM rows WHERE session = ({of_fork})", (first["session_id"],))
+    async with stored(renderer, tmp_path) as live:
+        assert (await live.call("GET", f"/sessions/{first['session_id']}")).status == 404
+        (fork,) = (await live.call("POST", path, body, idempotency_key="a")).json()["forks"]
+        assert [output_ids(one) for one in await records(live, fork["session_id"])] == [
+            list(one.ids) for one in scripts[:2]
+        ]
+        assert (await live.call("DELETE", f"/sessions/{first['session_id']}")).status == 204
 
 
 async def test_random_forks_of_forks_continue_their_exact_ids(live: Live) -> None:
