@@ -386,9 +386,10 @@ class SessionDamaged(InternalError):
 
     code, status = "session_damaged", 500
 
-    def __init__(self, session_id: str, *, place: str, problem: str) -> None:
+    def __init__(self, session_id: str, *, place: str, problem: str, was_given: bool = True) -> None:
+        """`was_given`: whether a client may have its id."""
         super().__init__(f"Session {session_id} is damaged on disk, in {place}: {problem}. No other session is.")
-        self.place = place
+        self.place, self.was_given = place, was_given
 
 
 class TokenizationFailed(InternalError):

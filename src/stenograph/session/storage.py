@@ -21,7 +21,7 @@ from stenograph.offload.pool import CpuPool
 from stenograph.session.session import Session
 from stenograph.store.base import NO_SUMS, SessionStore, StoredSession, Sums
 from stenograph.store.codec.commits import encode_opened
-from stenograph.store.restored import ForkUnfinished, ListedSession, MatcherOf, listed_session, restored_turns
+from stenograph.store.restored import ListedSession, MatcherOf, listed_session, restored_turns
 from stenograph.trajectory.commits import ModelMark, SessionOpened
 from stenograph.trajectory.matching import MATCHERS, Matcher
 
@@ -107,9 +107,9 @@ class SessionStorage:
             session.on_closed = partial(self._note_left, session_id)
             self.num_read += 1
             return session
-        except ForkUnfinished as error:
-            raise SessionNotFound(session_id) from error
-        except SessionDamaged:
+        except SessionDamaged as error:
+            if not error.was_given:
+                raise SessionNotFound(session_id) from error
             self.num_damaged += 1
             raise
         finally:

@@ -56,10 +56,6 @@ class ListedSession:
         return self.opened.options
 
 
-class ForkUnfinished(SessionDamaged):
-    """A fork without all turns that it begins with. Nobody was given it."""
-
-
 def listed_session(summary: StoredSummary) -> ListedSession:
     """A session of a list. Raises SessionDamaged."""
     row = StoredSession(session_id=summary.session_id, number=summary.number, at=summary.at, rows=[summary.opened])
@@ -103,13 +99,14 @@ class RestoredTurns:
         return fork is not None and seq <= fork.num_turns
 
     def check_whole(self) -> None:
-        """Raise ForkUnfinished for a fork without all turns that it begins with."""
+        """Raise SessionDamaged for a fork without all turns that it begins with."""
         fork, num_turns = self.opened.options.fork, len(self.commits)
         if fork is not None and num_turns < fork.num_turns:
-            raise ForkUnfinished(
+            raise SessionDamaged(
                 self.opened.session_id,
                 place="its last row",
                 problem=f"the server stopped while it was forked: {num_turns} of {fork.num_turns} turns",
+                was_given=False,
             )
 
     def add(self, seq: int, kind: int, payload: memoryview) -> None:
