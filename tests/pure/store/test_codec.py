@@ -79,6 +79,7 @@ from stenograph.trajectory.commits import (
     SessionOptions,
     StrandOpened,
 )
+from stenograph.trajectory.forks import ForkPoint
 from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext, TurnStatus
 
 texts = st.text(st.characters(codec=None), max_size=20)
@@ -236,6 +237,7 @@ turns = st.builds(
     stages=stages,
     trace_id=st.just("") | st.uuids().map(lambda one: one.hex),
     media=st.lists(st.builds(Expansion, position=counts, ref=refs, ids=ids()), max_size=2).map(tuple),
+    num_inherited=counts,
 )
 ledger_rows = st.builds(
     LedgerRow,
@@ -285,7 +287,12 @@ options = st.builds(
         max_total_tokens=maybe(limits),
         over_limit=maybe(st.sampled_from(OverLimit)),
         group=maybe(texts),
+        policy=maybe(texts.filter(bool)),
     ),
+    fork=maybe(
+        st.builds(ForkPoint, session_id=texts, turn=counts, token=maybe(counts), num_turns=counts, cut=maybe(turns))
+    ),
+    tenant=maybe(texts),
     max_nodes=maybe(counts),
     template_kwargs=json_objects,
     support=st.booleans(),
@@ -525,13 +532,15 @@ def test_rows_that_were_written_before_their_last_fields_are_read(
         if sampled.replay is not None:
             sampled = structs.replace(sampled, replay=structs.replace(sampled.replay, first_row=0))
         messages = tuple(structs.replace(message, media=()) for message in one.turn.messages)
-        turn = structs.replace(one.turn, sampled=sampled, messages=messages, media=())
+        turn = structs.replace(one.turn, sampled=sampled, messages=messages, media=(), num_inherited=0)
         without.append(structs.replace(one, turn=turn))
     assert bits(back) == bits(structs.replace(commit, turns=tuple(without)))
     row = msgspec.msgpack.decode(encode_opened(opened))
     old = decode_opened(memoryview(msgspec.msgpack.encode(row[:15])))
     group = StatedOptions(group=opened.options.stated.group)
-    before = dataclasses.replace(opened.options, support=False, compat=None, stated=group, cache_salt=CacheSalt())
+    before = dataclasses.replace(
+        opened.options, support=False, compat=None, stated=group, cache_salt=CacheSalt(), fork=None, tenant=None
+    )
     assert bits(old) == bits(dataclasses.replace(opened, options=before))
     row[8][:2] = [7, 9]  # as limits, where the budgets stand now
     old = decode_opened(memoryview(msgspec.msgpack.encode(row[:16])))
@@ -561,14 +570,14 @@ def test_no_field_of_a_stored_value_is_forgotten_by_the_codec() -> None:
     """The strategies above name each: a field that is added has to be written, and comes here."""
     known = {
         PackedInts: 2,
-        CommittedTurn: 21, SampledTurn: 15, SessionOpened: 5, SessionOptions: 13, SessionCommit: 5,
+        CommittedTurn: 22, SampledTurn: 15, SessionOpened: 5, SessionOptions: 15, SessionCommit: 5,
         PlacedTurn: 4, RequestMark: 7,
         LedgerRow: 16, SamplingParams: 18, Message: 7, MediaRef: 4, PlacedMedia: 2, Expansion: 3,
         Tool: 3, ToolCall: 3, Replay: 3, PromptContext: 4,
         ParsedReply: 3, AppliedRewrite: 5, SamplingRules: 2,
         DropRule: 3, PinRule: 4, Canonical: 2, StrandOpened: 4, Remaining: 2, Label: 3, StageTimes: 13,
         SessionOutcome: 5, ToolChoice: 2, ParseFault: 4, EngineTimes: 4, Finish: 2, WeightSpan: 3, TopLogprob: 2,
-        ModelMark: 2, Grammar: 2, Day: 1, StatedOptions: 5, CacheSalt: 2,
+        ModelMark: 2, Grammar: 2, Day: 1, StatedOptions: 6, ForkPoint: 5, CacheSalt: 2,
     }  # fmt: skip
     assert {kind: len(fields_of(kind)) for kind in known} == known
 
