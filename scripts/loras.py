@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def write_lora(model: Path, folder: Path, *, seed: int) -> Path:
         "mlp.up_proj": (hidden, config["intermediate_size"]),
         "mlp.down_proj": (config["intermediate_size"], hidden),
     }
-    draw, tensors = np.random.default_rng(seed), {}
+    draw, tensors = np.random.default_rng(seed), dict[str, Any]()
     for layer in range(config["num_hidden_layers"]):
         for name, (num_in, num_out) in shapes.items():
             at = f"base_model.model.model.layers.{layer}.{name}"
@@ -78,7 +79,7 @@ def merged_logprobs(python: str, model: Path, lora: Path, lines: list[tuple[list
 def check_sessions(url: str, python: str, model: Path, loras: Mapping[str, Path]) -> None:
     """A session of three turns by each LoRA, all at once; each token is held to torch."""
     with ThreadPoolExecutor(len(loras)) as pool:
-        played_by = dict(zip(loras, pool.map(lambda name: play_by(url, name), loras), strict=True))
+        played_by = dict(zip(loras, pool.map(partial(play_by, url), loras), strict=True))
     for name, turns in played_by.items():
         check_turns(turns, python, model, loras, name)
 
