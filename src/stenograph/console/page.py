@@ -16,6 +16,7 @@ import msgspec
 VENDORED = "vendor/preact-htm.js"
 """The one third-party module: it imports nothing, and ends with its exports."""
 
+_COMMENT = re.compile(r"^ *//.*\n", re.MULTILINE)
 _IMPORT = re.compile(r'^import \{ ([^}]+) \} from "\./([\w/-]+\.js)";\n', re.MULTILINE)
 _EXPORT_LIST = re.compile(r"^export \{[^}]*\};\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async |function |class |const |let ))", re.MULTILINE)
@@ -23,15 +24,15 @@ _ITS_EXPORTS = re.compile(r"export\{([^}]*)\};?\s*$")
 
 
 def joined_script(modules: Mapping[str, str], entry: str) -> str:
-    """All modules for `entry` as one module, with imports from the vendored one alone. Raises ValueError for an import
-    other than a line of names."""
+    """All modules for `entry` as one module, with imports from the vendored one alone and without lines of comment.
+    Raises ValueError for an import other than a line of names."""
     ours: list[str] = []
     names: set[str] = set()
     for name in _in_order(modules, entry, []):
         for found in _IMPORT.finditer(modules[name]):
             if found[2] == VENDORED:
                 names.update(found[1].split(", "))
-        text = _EXPORT.sub("", _EXPORT_LIST.sub("", _IMPORT.sub("", modules[name])))
+        text = _COMMENT.sub("", _EXPORT.sub("", _EXPORT_LIST.sub("", _IMPORT.sub("", modules[name]))))
         if re.search(r"^(import|export)\b", text, re.MULTILINE):
             raise ValueError(f"{name} has an import or export that is not a line of names")
         ours.append(text)
