@@ -142,15 +142,14 @@ class EngineAdapter(Protocol):
     load_reader: ClassVar[str] = ""
     """The entry of `(Ask) -> EngineLoad`, async; empty where the engine does not say how full it is."""
 
-    @property
-    def names_requests(self) -> bool:
-        """Whether each reply names its request; where none does, no connection is used twice."""
-        ...
+    names_requests: ClassVar[bool] = True
+    """Whether each reply names its request; where none does, no connection is used twice."""
 
-    @property
-    def probe_paths(self) -> Sequence[str]:
-        """Paths to GET for health; the next one is tried where the one before is not there, and one has to be."""
-        ...
+    probe_paths: ClassVar[Sequence[str]] = PROBE_PATHS
+    """Paths to GET for health; the next one is tried where the one before is not there, and one has to be."""
+
+    info_path: ClassVar[str] = ""
+    """The path that names the weights, in `weight_version`; empty where the server does not say."""
 
     async def discover(self, ask: Ask) -> None:
         """Find out this server's abilities, each time it comes up. Raises UpstreamError if it does not say."""
@@ -190,7 +189,26 @@ class EngineAdapter(Protocol):
 
     async def find_version(self, ask: Ask) -> str | None:
         """The server's own name for its weights; None where it does not say. Raises UpstreamError."""
+        return await stated_version(ask, self.info_path) if self.info_path else None
+
+
+class _Info(Struct):
+    weight_version: str | int | None = None
+
+
+_INFO = msgspec.json.Decoder(_Info)
+
+
+async def stated_version(ask: Ask, path: str) -> str | None:
+    """The weights' name by a server's path; None where it does not say. Raises UpstreamError."""
+    reply = await ask("GET", path)
+    if reply.status != 200:
         return None
+    try:
+        version = _INFO.decode(reply.body).weight_version
+    except msgspec.DecodeError:
+        return None
+    return None if version is None else str(version)
 
 
 _SHOWN_BYTES = 300

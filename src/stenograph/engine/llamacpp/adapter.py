@@ -58,7 +58,6 @@ from stenograph.engine.llamacpp.wire import (
 )
 
 COMPLETION_PATH = "/completion"
-PROBE_PATHS = ("/health",)
 ONE_REQUEST = (("connection", "close"),)
 """llama.cpp closes a connection after a stream, but says so only if asked to: the next request would fail."""
 RANKING_SIZES = (64, 4096)
@@ -69,6 +68,8 @@ class LlamaCpp(EngineAdapter):
     """A llama.cpp server with the model of our files."""
 
     too_long = TOO_LONG
+    names_requests = False
+    probe_paths = ("/health",)
 
     def __init__(self, options: AdapterOptions, pieces: Pieces | None = None) -> None:
         """`pieces` are those of its tokenizer.json where they are left out. Raises StartupError as `pieces_of` does."""
@@ -87,14 +88,6 @@ class LlamaCpp(EngineAdapter):
 
     def __repr__(self) -> str:
         return f"<LlamaCpp {self.capabilities.model}>"
-
-    @property
-    def names_requests(self) -> bool:
-        return False
-
-    @property
-    def probe_paths(self) -> Sequence[str]:
-        return PROBE_PATHS
 
     async def discover(self, ask: Ask) -> None:
         """The context of a slot, and whether the model's vocabulary is ours. Raises UpstreamInvalid if it is not."""

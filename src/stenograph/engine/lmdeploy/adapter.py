@@ -4,7 +4,6 @@
 it reads in its `/openapi.json`; one without a list is probed by requests that begin nothing.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from stenograph.core.errors import UpstreamInvalid
@@ -12,7 +11,6 @@ from stenograph.core.types import LogprobsKind, LogprobsReport, RequestId
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.http.adapter import (
     NOT_THERE,
-    PROBE_PATHS,
     AdapterOptions,
     Ask,
     Call,
@@ -57,6 +55,7 @@ class LMDeploy(EngineAdapter):
 
     too_long = TOO_LONG
     load_reader = "stenograph.engine.exposition:lmdeploy_load"
+    names_requests = False
 
     def __init__(self, options: AdapterOptions) -> None:
         self._eos_ids = tuple(options.eos_token_ids)
@@ -75,14 +74,6 @@ class LMDeploy(EngineAdapter):
 
     def __repr__(self) -> str:
         return f"<LMDeploy {self.capabilities.model} {self._found}>"
-
-    @property
-    def names_requests(self) -> bool:
-        return False
-
-    @property
-    def probe_paths(self) -> Sequence[str]:
-        return PROBE_PATHS
 
     async def discover(self, ask: Ask) -> None:
         """Find its model's name, a route for ids, and whether it aborts. Raises UpstreamInvalid without one."""

@@ -5,15 +5,12 @@ from dataclasses import dataclass, replace
 
 from stenograph.core.errors import StenographError
 from stenograph.core.kinds import ReplyMode
-from stenograph.core.types import Chunk, EngineReply, RequestId
-from stenograph.core.weights import WeightCommand
-from stenograph.engine.base import Capabilities, GenerateRequest
+from stenograph.core.types import Chunk, EngineReply
+from stenograph.engine.base import GenerateRequest
 from stenograph.engine.http.adapter import (
     AdapterOptions,
     Ask,
     Call,
-    ControlReply,
-    EngineAdapter,
     EngineReading,
     passed_through,
 )
@@ -21,7 +18,6 @@ from stenograph.engine.http.transport import HttpReply
 from stenograph.engine.settings import ReplayKind
 from stenograph.engine.sglang.chat_stream import OVERLAPPED, STREAM_PARTS, SGLangChatStream, streams_whole
 from stenograph.engine.sglang.chat_wire import decode_reply, encode_request
-from stenograph.engine.sglang.control import sglang_calls, sglang_reply, sglang_version
 from stenograph.engine.sglang.generate import SGLangGenerate
 from stenograph.engine.sglang.generate_wire import too_long
 from stenograph.engine.sglang.lean_copy import cut_replay
@@ -30,46 +26,29 @@ from stenograph.engine.sglang.request import tells_support
 CHAT_PATH = "/v1/chat/completions"
 
 
-class SGLangChat(EngineAdapter):
-    """A server with `input_ids` on its chat route. Its own route serves all but chats (`SGLangGenerate`)."""
-
-    scorer = SGLangGenerate.scorer
-    load_reader = SGLangGenerate.load_reader
+class SGLangChat(SGLangGenerate):
+    """A server with `input_ids` on its chat route. Its own route serves all but chats."""
 
     def __init__(self, options: AdapterOptions) -> None:
-        self._model = options.model
-        self._replay = options.replay
-        self._route_size = options.route_size
+        super().__init__(options)
         self._reply_mode = options.reply_mode
-        self._native = SGLangGenerate(options)
         self._note = ""
-        self.capabilities = self._own_capabilities()
-
-    def __repr__(self) -> str:
-        return f"<SGLangChat {self._model}>"
-
-    @property
-    def names_requests(self) -> bool:
-        return True
-
-    @property
-    def probe_paths(self) -> Sequence[str]:
-        return self._native.probe_paths
+        self._take_chats()
 
     async def discover(self, ask: Ask) -> None:
         """Find the context's length, and whether chats can be streamed."""
-        await self._native.discover(ask)
-        self.capabilities = self._own_capabilities()
+        await super().discover(ask)
+        self._take_chats()
 
     def call(self, request: GenerateRequest) -> tuple[Call, EngineReading]:
         if request.chat is None:
-            return self._native.call(request)
-        vocab_size, num_prompt = self.capabilities.vocab_size, request.prompt.num_tokens - self._native.num_unreported
+            return super().call(request)
+        vocab_size, num_prompt = self.capabilities.vocab_size, request.prompt.num_tokens - self._num_unreported
         if request.streams and self.capabilities.streams and streams_whole(request.params, self._replay):
-            body = encode_request(request, model=self._model, replay=self._replay, form=STREAM_PARTS)
+            body = encode_request(request, model=self.capabilities.model, replay=self._replay, form=STREAM_PARTS)
             stream = SGLangChatStream(request, vocab_size=vocab_size, num_prompt=num_prompt, overlapped=self._overlap)
             return Call(path=CHAT_PATH, body=body, streams=True), stream
-        body = encode_request(request, model=self._model, replay=self._replay)
+        body = encode_request(request, model=self.capabilities.model, replay=self._replay)
         return Call(path=CHAT_PATH, body=body), SGLangChatReading(
             request_id=request.request_id,
             vocab_size=vocab_size,
@@ -82,34 +61,18 @@ class SGLangChat(EngineAdapter):
         )
 
     def refusal(self, http: HttpReply, request: GenerateRequest) -> StenographError:
-        return self._native.refusal(http, request) if request.chat is None else too_long(http) or passed_through(http)
-
-    def abort_call(self, request_id: RequestId) -> Call:
-        return self._native.abort_call(request_id)
-
-    def close_call(self, session: str) -> Call | None:
-        return self._native.close_call(session)
-
-    def control_calls(self, command: WeightCommand) -> Sequence[Call]:
-        return sglang_calls(command)
-
-    def control_reply(self, command: WeightCommand, call: Call, http: HttpReply) -> ControlReply:
-        return sglang_reply(command, call, http)
-
-    async def find_version(self, ask: Ask) -> str | None:
-        return await sglang_version(ask)
+        return super().refusal(http, request) if request.chat is None else too_long(http) or passed_through(http)
 
     def _overlap(self) -> None:
         """From now on ask for whole replies: they report the weights of each token."""
         self._note = OVERLAPPED
-        self.capabilities = self._own_capabilities()
+        self._take_chats()
 
-    def _own_capabilities(self) -> Capabilities:
-        streams = self._native.streams_chats and not self._note
-        return replace(
-            self._native.capabilities,
+    def _take_chats(self) -> None:
+        self.capabilities = replace(
+            self.capabilities,
             engine="sglang",
-            streams=streams,
+            streams=self._streams_chats and not self._note,
             parses=True,
             note=self._note,
             media=frozenset(),  # its chats go as ids alone

@@ -32,7 +32,7 @@ from stenograph.core.types import (
 )
 from stenograph.engine.base import GenerateRequest
 from stenograph.engine.columns import Columns
-from stenograph.engine.http.adapter import Ask, EngineReading
+from stenograph.engine.http.adapter import Ask, EngineReading, stated_version
 from stenograph.engine.http.transport import HttpReply
 from stenograph.engine.rows import (
     EngineUsage,
@@ -47,7 +47,7 @@ from stenograph.engine.rows import (
     reason_of,
 )
 from stenograph.engine.settings import ReplayKind
-from stenograph.engine.sglang.control import sglang_version
+from stenograph.engine.sglang.control import INFO_PATH
 from stenograph.engine.sglang.generate_wire import refused_within
 from stenograph.engine.validate import new_logprobs
 
@@ -161,7 +161,7 @@ class SGLangChatStream(EngineReading):
         return f"<SGLangChatStream {len(self._logprobs)} tokens, finish={self._finish}>"
 
     async def begin(self, ask: Ask) -> None:
-        self._versions = await sglang_version(ask), None
+        self._versions = await stated_version(ask, INFO_PATH), None
 
     def whole(self, http: HttpReply) -> Sequence[Chunk]:
         raise UpstreamInvalid("streams", f"a stream was asked for, and {http.content_type[:80]!r} came")
@@ -189,7 +189,7 @@ class SGLangChatStream(EngineReading):
         if self._finish is None:
             return ()
         try:
-            self._versions = begun, await sglang_version(ask)
+            self._versions = begun, await stated_version(ask, INFO_PATH)
         except UpstreamError:
             return ()
         if None not in self._versions and begun != self._versions[1]:

@@ -21,7 +21,7 @@ from stenograph.core.weights import (
     UpdateWeights,
     WeightCommand,
 )
-from stenograph.engine.http.adapter import Ask, Call, ControlReply, read_control
+from stenograph.engine.http.adapter import Call, ControlReply, read_control
 from stenograph.engine.http.transport import HttpReply
 
 INFO_PATH = "/model_info"
@@ -32,13 +32,6 @@ _UNFLUSHED = (
     " /flush_cache once they have ended"
 )
 _FLUSH = Call(path="/flush_cache", body=b"{}", note_if_refused=_UNFLUSHED)
-
-
-class _SGLangInfo(msgspec.Struct):
-    weight_version: str | int | None = None
-
-
-_INFO = msgspec.json.Decoder(_SGLangInfo)
 
 
 def sglang_calls(command: WeightCommand) -> Sequence[Call]:
@@ -87,15 +80,3 @@ def _lora_request(command: LoraCommand) -> tuple[str, dict[str, object]]:
             return "/load_lora_adapter", {"lora_name": name, "lora_path": path}
         case UnloadLora(name=name):
             return "/unload_lora_adapter", {"lora_name": name}
-
-
-async def sglang_version(ask: Ask) -> str | None:
-    """An SGLang's name for its weights; None where it does not say. Raises UpstreamError."""
-    reply = await ask("GET", INFO_PATH)
-    if reply.status != 200:
-        return None
-    try:
-        version = _INFO.decode(reply.body).weight_version
-    except msgspec.DecodeError:
-        return None
-    return None if version is None else str(version)

@@ -20,11 +20,12 @@ from stenograph.engine.http.adapter import (
     Call,
     ControlReply,
     EngineAdapter,
+    EngineReading,
     in_our_shape,
     loras_in,
 )
 from stenograph.engine.http.transport import HttpReply
-from stenograph.engine.sglang.control import INFO_PATH, sglang_calls, sglang_reply, sglang_version
+from stenograph.engine.sglang.control import INFO_PATH, sglang_calls, sglang_reply
 from stenograph.engine.sglang.generate_wire import (
     ServerFacts,
     SGLangGenerateReading,
@@ -58,6 +59,8 @@ class SGLangGenerate(EngineAdapter):
 
     scorer = "stenograph.engine.sglang.scores:scored"
     load_reader = "stenograph.engine.sglang.load:sglang_load"
+    probe_paths = PROBE_PATHS
+    info_path = INFO_PATH
 
     def __init__(self, options: AdapterOptions) -> None:
         """Its log-probabilities are raw where it runs with `SGLANG_RETURN_ORIGINAL_LOGPROB`; it takes them from
@@ -82,21 +85,13 @@ class SGLangGenerate(EngineAdapter):
         self._replay = options.replay
         self._route_size = options.route_size
         self._keeps_sessions = False
-        self.streams_chats = False
+        self._streams_chats = False
         """Whether streams of its chat route lack nothing."""
-        self.num_unreported = 0
+        self._num_unreported = 0
         """Tokens at the end of a prompt, not counted by its chat route."""
 
     def __repr__(self) -> str:
-        return f"<SGLangGenerate {self.capabilities.model}>"
-
-    @property
-    def names_requests(self) -> bool:
-        return True
-
-    @property
-    def probe_paths(self) -> Sequence[str]:
-        return PROBE_PATHS
+        return f"<{type(self).__name__} {self.capabilities.model}>"
 
     async def discover(self, ask: Ask) -> None:
         """Find the context's length, and the server's other facts. A router may not report it; then the engine refuses
@@ -112,8 +107,8 @@ class SGLangGenerate(EngineAdapter):
         told = facts_of(model.body) if model.status == 200 else ServerFacts()
         # A router's workers change their weights one by one, and the one that answers may not be the one that samples.
         is_alone = (await ask("GET", WORKERS_PATH)).status in NOT_THERE
-        self.streams_chats = server.streams_chats and told.weight_version is not None and is_alone
-        self.num_unreported = max(server.num_unreported, told.num_unreported)
+        self._streams_chats = server.streams_chats and told.weight_version is not None and is_alone
+        self._num_unreported = max(server.num_unreported, told.num_unreported)
         limits = [one for one in (limit, server.max_context_tokens) if one is not None]
         self.capabilities = replace(
             self.capabilities,
@@ -122,7 +117,7 @@ class SGLangGenerate(EngineAdapter):
             policies=loras_in(models.body),
         )
 
-    def call(self, request: GenerateRequest) -> tuple[Call, SGLangGenerateReading]:
+    def call(self, request: GenerateRequest) -> tuple[Call, EngineReading]:
         call = Call(
             path=GENERATE_PATH,
             body=encode_generate(self._fitting(request) if request.prompt.media else request, replay=self._replay),
@@ -162,6 +157,3 @@ class SGLangGenerate(EngineAdapter):
 
     def control_reply(self, command: WeightCommand, call: Call, http: HttpReply) -> ControlReply:
         return sglang_reply(command, call, http)
-
-    async def find_version(self, ask: Ask) -> str | None:
-        return await sglang_version(ask)

@@ -21,7 +21,6 @@ from stenograph.core.types import Chunk, LogprobsKind, LogprobsReport, RequestId
 from stenograph.core.weights import WeightCommand
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.http.adapter import (
-    PROBE_PATHS,
     AdapterOptions,
     Ask,
     Call,
@@ -36,7 +35,7 @@ from stenograph.engine.http.adapter import (
 from stenograph.engine.http.transport import HttpReply
 from stenograph.engine.scoring import ScoreRequest, Scores
 from stenograph.engine.settings import ReplayKind
-from stenograph.engine.vllm.control import vllm_calls, vllm_reply, vllm_version
+from stenograph.engine.vllm.control import INFO_PATH, vllm_calls, vllm_reply
 from stenograph.engine.vllm.reply import Expected, VLLMReader
 from stenograph.engine.vllm.request import (
     EMPTY_GENERATION,
@@ -71,6 +70,7 @@ class VLLM(EngineAdapter):
     too_long = TOO_LONG
     scorer = "stenograph.engine.vllm.adapter:scored"
     load_reader = "stenograph.engine.exposition:vllm_load"
+    info_path = INFO_PATH
 
     def __init__(self, options: AdapterOptions) -> None:
         """Tokens sampled under a grammar are scored where its log-probabilities are raw."""
@@ -100,14 +100,6 @@ class VLLM(EngineAdapter):
         """The route that it is asked by, and its model's name. Raises EngineUnavailable before it is known."""
         found = known(self._found)
         return found.route, found.model
-
-    @property
-    def names_requests(self) -> bool:
-        return True
-
-    @property
-    def probe_paths(self) -> Sequence[str]:
-        return PROBE_PATHS
 
     async def discover(self, ask: Ask) -> None:
         """Find its model's name and context, its route for ids, and the one for aborts."""
@@ -168,9 +160,6 @@ class VLLM(EngineAdapter):
 
     def control_reply(self, command: WeightCommand, call: Call, http: HttpReply) -> ControlReply:
         return vllm_reply(command, call, http)
-
-    async def find_version(self, ask: Ask) -> str | None:
-        return await vllm_version(ask)
 
     def _streams(self, found: _VLLMFound, request: GenerateRequest) -> bool:
         """Whether to ask for events: tokens sampled before the connection closes are otherwise lost."""

@@ -20,19 +20,12 @@ from stenograph.core.weights import (
     UpdateWeights,
     WeightCommand,
 )
-from stenograph.engine.http.adapter import Ask, Call, ControlReply, read_control
+from stenograph.engine.http.adapter import Call, ControlReply, read_control
 from stenograph.engine.http.transport import HttpReply
 
 INFO_PATH = "/weight_info"
 _NO_ROUTE = b'{"detail":"Not Found"}'
 _RESET = Call(path="/reset_prefix_cache", body=b"{}")
-
-
-class _VLLMInfo(msgspec.Struct):
-    weight_version: str | None = None
-
-
-_INFO = msgspec.json.Decoder(_VLLMInfo)
 
 
 def vllm_calls(command: WeightCommand) -> Sequence[Call] | str:
@@ -76,14 +69,3 @@ def _lora_call(command: LoraCommand) -> Call:
 
 def _named(version: str) -> Call:
     return Call(path="/update_weight_version", body=msgspec.json.encode({"new_version": version}))
-
-
-async def vllm_version(ask: Ask) -> str | None:
-    """A vLLM's name for its weights; None where it has no such route. Raises UpstreamError."""
-    reply = await ask("GET", INFO_PATH)
-    if reply.status != 200:
-        return None
-    try:
-        return _INFO.decode(reply.body).weight_version
-    except msgspec.DecodeError:
-        return None
