@@ -31,6 +31,7 @@ from stenograph.http.processes import Processes
 from stenograph.http.server import Server, uvicorn_config
 from stenograph.model.files import ModelFiles
 from stenograph.offload.body_slots import BodySlots
+from stenograph.offload.loop_lag import LoopLag
 from stenograph.offload.pool import CpuPool
 from stenograph.session.admission import Admission
 from stenograph.session.manager import SessionManager
@@ -143,12 +144,13 @@ async def running(
     moe_shape: tuple[int, int] = (2, 2),
     listener: socket.socket | None = None,
     alone: Callable[[Settings], Processes] = lambda _: Processes(),
+    beats: bool = False,
     **settings: Any,
 ) -> AsyncIterator[tuple[str, SessionManager]]:
     """A server around an engine that has been started, on a socket of its own, or on one that is given: its URL, and
     its manager.
 
-    It speaks `also` these dialects, beside those of its settings.
+    It speaks `also` these dialects, beside those of its settings. With `beats` it measures its event loop's lag.
     """
     pool = pool or CpuPool(2)
     made = Settings(drain_timeout_s=10.0, **settings)
@@ -176,7 +178,11 @@ async def running(
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(server.serve(sockets=[listening]))
             await ready.wait()
+            lag = LoopLag(app.metrics.loop_lagged, name_culprits=False)
+            if beats:
+                lag.start()
             yield f"http://127.0.0.1:{listening.getsockname()[1]}", manager
+            lag.close()
             server.should_exit = True
     await app.aclose()
     pool.close()

@@ -225,6 +225,22 @@ async def test_now_is_a_stream_of_events_that_ends_with_the_drain(live: Live) ->
         assert await stream.content.read() == b""
 
 
+async def test_now_counts_the_tokens_of_a_turn_that_still_runs(live: Live) -> None:
+    script = live.says("slowly now", paused=True)
+    asking = asyncio.create_task(live.chat(None, user("a")))
+    await live.engine.begun(1)
+    async with watched(live) as moments:
+        assert (await anext(moments))["sampled_tokens"] == 0
+        live.engine.step(3)
+        now = await first_of(moments, lambda now: now["running"][0]["sampled_tokens"] == 3)
+        assert now["sampled_tokens"] == 3
+        assert now["sampled_per_s"] > 0
+        live.engine.step(20)
+        assert (await asking).status == 200
+        ended = await first_of(moments, lambda now: now["turns"] == 1)
+        assert ended["sampled_tokens"] == len(script.ids)  # none twice
+
+
 async def test_with_keys_the_page_is_for_everybody_and_its_data_is_not(serve: Serve) -> None:
     async with serve(api_key=("secret",)) as live:
         for path in ("/console", "/console/app.js", "/console/vendor/uplot.js"):

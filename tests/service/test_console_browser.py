@@ -55,7 +55,7 @@ async def browser() -> AsyncIterator[Any]:
 async def live(renderer: Renderer) -> AsyncIterator[Live]:
     """A server whose sessions may be long."""
     engine = ScriptedEngine(vocab_size=renderer.tokenizer.vocab_size, max_context_tokens=2_000_000)
-    async with running(engine, renderer) as (url, manager), aiohttp.ClientSession() as client:
+    async with running(engine, renderer, beats=True) as (url, manager), aiohttp.ClientSession() as client:
         yield Live(url=url, engine=engine, renderer=renderer, manager=manager, client=client)
 
 
@@ -119,9 +119,14 @@ async def test_every_view_has_its_parts(live: Live, browser: Any) -> None:
     axes = await page.evaluate("drawn")  # of one moment: a minute, in clock times
     assert len([one for one in axes if re.fullmatch(r"\d\d:\d\d:\d0", one)]) >= 8, axes
     assert not [one for one in axes if re.fullmatch(r"\d{4}", one)]
-    for moment in range(2, 9 if "CONSOLE_SHOTS" in os.environ else 3):  # a feed of moments, for the charts
+    for moment in range(2, 13 if "CONSOLE_SHOTS" in os.environ else 4):  # a feed of moments, for the charts
         live.engine.step(3 + moment % 3)
+        live.says(PROSE[: 20 + 13 * (moment % 5)])
+        assert (await live.chat(None, user("And meanwhile?"), stream=True)).status == 200
         await page.wait_for_selector(f"[data-moments='{moment}']")
+    figures = await page.locator(".figure b").all_inner_texts()
+    assert float(figures[3]) > 0, figures  # sampled per second, while turns run and end
+    assert "–" not in figures[:10], figures
     await seen.shot("now")
     await page.click("text=sessions >> nth=0")
     await page.wait_for_selector(".row .grid.session")

@@ -89,7 +89,8 @@ class ConsoleNow(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """Counts since the server's start, read at a time. `lags` and `ttfts` have the number in each bucket."""
+    """Counts since the server's start, read at a time; sampled tokens are those of running turns too. `lags` and
+    `ttfts` have the number in each bucket."""
 
     at_s: float
     turns: int

@@ -57,10 +57,13 @@ class NowBoard:
 
     def _read(self, now_s: float) -> ConsoleNow:
         manager, metrics, readings = self._core.manager, self._core.metrics, self._readings
+        running = manager.running
+        # The metric counts a turn at its end.
+        num_running_tokens = sum(turn.meter.num_sampled for task in running for turn in task.run.turns)
         counts = Counts(
             at_s=now_s,
             turns=metrics.count_of(TURNS),
-            sampled_tokens=metrics.count_of(COMPLETION_TOKENS),
+            sampled_tokens=metrics.count_of(COMPLETION_TOKENS) + num_running_tokens,
             prompt_tokens=metrics.count_of(PROMPT_TOKENS),
             lags=metrics.buckets_of(LOOP_LAG),
             ttfts=metrics.buckets_of(TTFT),
@@ -76,7 +79,7 @@ class NowBoard:
             "num_sessions": manager.sessions.num_sessions,
             "num_held_tokens": manager.sessions.num_held_tokens,
             "num_in_flight": manager.num_in_flight,
-            "running": running_requests(manager.running, now_s),
+            "running": running_requests(running, now_s),
             "turns": counts.turns,
             "errors": metrics.count_of(ERRORS),
             "sampled_tokens": counts.sampled_tokens,
