@@ -82,17 +82,47 @@ async def test_a_name_that_means_this_machine_is_not_connected_to(pictures: str)
         await CheckedResolver(is_public).resolve("localhost", 80, socket.AF_INET)
 
 
-async def test_a_name_s_addresses_are_looked_up_once_and_are_where_the_connection_goes(pictures: str) -> None:
-    """An answer of DNS that changes a moment later changes nothing: every address was asked about, once."""
+class Names:
+    """A name service with another answer to each question; the last one stays."""
+
+    def __init__(self, *answers: list[str]) -> None:
+        self._answers = list(answers)
+        self.num_asked = 0
+
+    async def __call__(self, host: str, family: socket.AddressFamily) -> list[str]:
+        self.num_asked += 1
+        return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+
+
+@pytest.mark.parametrize("private", ["10.0.0.1", "127.0.0.1", "169.254.169.254", "::1", "::ffff:192.168.0.1"])
+@pytest.mark.parametrize("public_first", [True, False])
+async def test_a_name_with_one_private_address_among_public_ones_is_refused(private: str, public_first: bool) -> None:
+    """Whatever stands first: each address is asked about before any is connected to."""
+    answer = ["93.184.216.34", private] if public_first else [private, "93.184.216.34"]
+    names = Names(answer)
+    with pytest.raises(NotPublic, match=private):
+        await CheckedResolver(is_public, names).resolve("pictures.example", 80)
+    fetcher = MediaFetcher(["pictures.example"], most_bytes=MOST, lookup=names)
+    with pytest.raises(InvalidRequest, match=f"pictures.example is {private}") as refused:
+        await fetcher.fetch({"http://pictures.example/a.png": "/x"}, max_bytes=9)
+    assert refused.value.param == "/x"
+
+
+async def test_a_name_is_looked_up_once_and_connected_to_where_it_was_checked(pictures: str) -> None:
+    """A name whose answer changes a moment later (DNS rebinding) leads nowhere else, and is checked in each request."""
+    url = pictures.replace("localhost", "pictures.example") + "/a.png"
     asked: list[Address] = []
 
     def allows(address: Address) -> bool:
         asked.append(address)
-        return True
+        return address == ip_address("127.0.0.1")
 
-    fetcher = MediaFetcher(["localhost"], most_bytes=MOST, allows=allows)
-    assert await fetcher.fetch({f"{pictures}/a.png": "/x"}, max_bytes=len(PICTURE))
-    assert len(asked) == len(set(asked)) > 0
+    names = Names(["127.0.0.1"], ["127.0.0.2"])
+    fetcher = MediaFetcher(["pictures.example"], most_bytes=MOST, allows=allows, lookup=names)
+    assert await fetcher.fetch({url: "/x"}, max_bytes=len(PICTURE)) == {url: medium(PICTURE, "image/png")}
+    assert (names.num_asked, asked) == (1, [ip_address("127.0.0.1")])
+    with pytest.raises(InvalidRequest, match=r"127\.0\.0\.2"):
+        await fetcher.fetch({url: "/x"}, max_bytes=len(PICTURE))
 
 
 @pytest.mark.parametrize(

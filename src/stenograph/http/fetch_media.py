@@ -8,7 +8,7 @@ request together as those of a request are.
 import asyncio
 import hashlib
 import socket
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from urllib.parse import urlsplit
 
@@ -53,11 +53,21 @@ def is_public(address: Address) -> bool:
     return address.is_global and not address.is_multicast and not any(address in one for one in _OTHERS)
 
 
+async def addresses_of(host: str, family: socket.AddressFamily) -> list[str]:
+    """The addresses of a name, as the system looks them up. Raises OSError."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, None, family=family, type=socket.SOCK_STREAM)
+    return [str(address) for *_, (address, *_) in found]
+
+
+Lookup = Callable[[str, socket.AddressFamily], Awaitable[Sequence[str]]]
+
+
 class CheckedResolver(AbstractResolver):
     """Resolves a name to addresses that are all allowed: aiohttp connects to these, and asks nobody again."""
 
-    def __init__(self, allows: Callable[[Address], bool]) -> None:
+    def __init__(self, allows: Callable[[Address], bool], lookup: Lookup = addresses_of) -> None:
         self._allows = allows
+        self._lookup = lookup
 
     def __repr__(self) -> str:
         return "<CheckedResolver>"
@@ -65,19 +75,18 @@ class CheckedResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM)
         results: list[ResolveResult] = []
-        for own_family, _, proto, _, (address, *_) in found:
-            if not self._allows(ip_address(str(address).partition("%")[0])):
-                raise NotPublic(f"{host} is {address}, which is not an address of the public internet")
+        for text in await self._lookup(host, family):
+            address = ip_address(text.partition("%")[0])
+            if not self._allows(address):
+                raise NotPublic(f"{host} is {text}, which is not an address of the public internet")
             results.append(
                 ResolveResult(
                     hostname=host,
-                    host=str(address),
+                    host=text,
                     port=port,
-                    family=own_family,
-                    proto=proto,
+                    family=socket.AF_INET if address.version == 4 else socket.AF_INET6,
+                    proto=socket.IPPROTO_TCP,
                     flags=socket.AI_NUMERICHOST,
                 )
             )
@@ -89,13 +98,19 @@ class CheckedResolver(AbstractResolver):
 
 class MediaFetcher:
     """Fetches for one request. `most_bytes` are those of all media together; `allows` says which addresses may be
-    connected to."""
+    connected to, `lookup` gives those of a name."""
 
     def __init__(
-        self, hosts: Collection[str], *, most_bytes: int, allows: Callable[[Address], bool] = is_public
+        self,
+        hosts: Collection[str],
+        *,
+        most_bytes: int,
+        allows: Callable[[Address], bool] = is_public,
+        lookup: Lookup = addresses_of,
     ) -> None:
         self._hosts = frozenset(hosts)
         self._most_bytes = self._num_left = most_bytes
+        self._resolver = CheckedResolver(allows, lookup)
         self._allows = allows
 
     def __repr__(self) -> str:
@@ -115,7 +130,7 @@ class MediaFetcher:
         for url, at in places.items():
             self._check(url, at)
         connector = aiohttp.TCPConnector(
-            resolver=CheckedResolver(self._allows), use_dns_cache=False, limit=MAX_AT_ONCE, force_close=True
+            resolver=self._resolver, use_dns_cache=False, limit=MAX_AT_ONCE, force_close=True
         )
         async with aiohttp.ClientSession(
             connector=connector,
