@@ -10,13 +10,13 @@ import anthropic
 import openai
 import pytest
 from google import genai
-from google.genai import types
+from google.genai import errors, types
 
 from stenograph.text.renderer import Renderer
 
 from ..openresponses import check_response
 from .images_kit import PAD, seeing_renderer
-from .test_images import expansion_length, image, part, rig_of, samples
+from .test_images import effective_of, expansion_length, image, part, rig_of, samples
 from .test_real_clients import LITELLM, async_client, litellm, litellm_module
 from .test_vllm_sessions import Rig
 
@@ -33,7 +33,8 @@ NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
 SHOOT: Any = {"type": "function", "function": {"name": "shoot", "strict": True, "parameters": NO_ARGUMENTS}}
 ASKED = "What is here?"
 
-Run = Callable[[str, Any], Awaitable[None]]
+Run = Callable[[str, Any], Awaitable[tuple[int, int]]]
+"""Plays two turns at a session's URL, and returns the tokens of their prompts by the answers' usage."""
 
 
 @pytest.fixture(scope="module")
@@ -45,26 +46,34 @@ def data(number: int) -> str:
     return base64.b64encode(image(number)).decode()
 
 
-async def openai_chat(url: str, _: Any) -> None:
+async def openai_chat(url: str, _: Any) -> tuple[int, int]:
     async with async_client(f"{url}/v1") as client:
         messages: list[Any] = [{"role": "user", "content": [{"type": "text", "text": ASKED}, part(1)]}]
         reply = await client.chat.completions.create(model="m", messages=messages, tools=[SHOOT])
         (call,) = reply.choices[0].message.tool_calls or ()
         messages += [reply.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": [part(2)]}]
-        async with client.chat.completions.stream(model="m", messages=messages, tools=[SHOOT]) as stream:
-            assert (await stream.get_final_completion()).choices[0].message.content == "seen"
+        options: Any = {"include_usage": True}
+        streamed = client.chat.completions.stream(model="m", messages=messages, tools=[SHOOT], stream_options=options)
+        async with streamed as stream:
+            more = await stream.get_final_completion()
+        assert more.choices[0].message.content == "seen"
+        assert reply.usage is not None
+        assert more.usage is not None
+        return reply.usage.prompt_tokens, more.usage.prompt_tokens
 
 
-async def litellm_chat(url: str, litellm: Any) -> None:
+async def litellm_chat(url: str, litellm: Any) -> tuple[int, int]:
     messages: list[Any] = [{"role": "user", "content": [{"type": "text", "text": ASKED}, part(1)]}]
     options = {"api_base": f"{url}/v1", **LITELLM}
-    reply = (await litellm.acompletion("openai/m", messages, tools=[SHOOT], **options)).choices[0].message
+    first = await litellm.acompletion("openai/m", messages, tools=[SHOOT], **options)
+    reply = first.choices[0].message
     messages += [reply, {"role": "tool", "tool_call_id": reply.tool_calls[0].id, "content": [part(2)]}]
-    reply = (await litellm.acompletion("openai/m", messages, tools=[SHOOT], **options)).choices[0].message
-    assert reply.content == "seen"
+    second = await litellm.acompletion("openai/m", messages, tools=[SHOOT], **options)
+    assert second.choices[0].message.content == "seen"
+    return first.usage.prompt_tokens, second.usage.prompt_tokens
 
 
-async def openai_responses(url: str, _: Any) -> None:
+async def openai_responses(url: str, _: Any) -> tuple[int, int]:
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         tools: list[Any] = [{"type": "function", "name": "shoot", "parameters": NO_ARGUMENTS, "strict": True}]
 
@@ -79,9 +88,12 @@ async def openai_responses(url: str, _: Any) -> None:
         result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": [shown(2)]}
         more = await client.responses.create(model="m", input=[result], tools=tools, previous_response_id=reply.id)
         assert (more.status, more.output_text) == ("completed", "seen")
+        assert reply.usage is not None
+        assert more.usage is not None
+        return reply.usage.input_tokens, more.usage.input_tokens
 
 
-async def anthropic_messages(url: str, _: Any) -> None:
+async def anthropic_messages(url: str, _: Any) -> tuple[int, int]:
     async with anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as client:
         tools: list[Any] = [{"name": "shoot", "input_schema": NO_ARGUMENTS}]
 
@@ -96,9 +108,14 @@ async def anthropic_messages(url: str, _: Any) -> None:
         messages += [{"role": "assistant", "content": reply.content}, {"role": "user", "content": [result]}]
         async with client.messages.stream(model="m", max_tokens=99, messages=messages, tools=tools) as stream:
             assert await stream.get_final_text() == "seen"
+            usages = reply.usage, (await stream.get_final_message()).usage
+        with pytest.raises(anthropic.BadRequestError, match="not counted ahead"):
+            await client.messages.count_tokens(model="m", messages=messages, tools=tools)
+        first, second = (one.input_tokens + (one.cache_read_input_tokens or 0) for one in usages)
+        return first, second
 
 
-async def google_chat(url: str, _: Any) -> None:
+async def google_chat(url: str, _: Any) -> tuple[int, int]:
     config = types.GenerateContentConfig(
         tools=[types.Tool(function_declarations=[types.FunctionDeclaration(name="shoot")])]
     )
@@ -109,7 +126,13 @@ async def google_chat(url: str, _: Any) -> None:
         (call,) = reply.function_calls or ()
         shown = types.FunctionResponsePart(inline_data=types.FunctionResponseBlob(data=image(2), mime_type="image/png"))
         result = types.FunctionResponse(id=call.id, name="shoot", response={"at": "once"}, parts=[shown])
-        assert (await chat.send_message(types.Part(function_response=result))).text == "seen"
+        more = await chat.send_message(types.Part(function_response=result))
+        assert more.text == "seen"
+        with pytest.raises(errors.ClientError, match="not counted ahead"):
+            await client.models.count_tokens(model="m", contents=chat.get_history())
+        assert reply.usage_metadata is not None
+        assert more.usage_metadata is not None
+        return reply.usage_metadata.prompt_token_count or 0, more.usage_metadata.prompt_token_count or 0
 
 
 RUNS: dict[str, Run] = {
@@ -128,8 +151,11 @@ async def test_images_of_a_user_and_of_a_tool_are_one_line_with_exact_ids(
     async with rig_of(seeing, vocab_size=seeing.tokenizer.vocab_size) as rig:
         rig.says(CALL, "seen")
         session = await rig.session()
-        await run(f"{rig.url}/sessions/{session}", litellm)
+        told = await run(f"{rig.url}/sessions/{session}", litellm)
         await check_line(rig, session)
+        prompts = [one.json["token_ids"] for one in rig.vllm.requests]
+        images = [[1], [1, 2]]
+        assert told == tuple(len(effective_of(rig, *one)) for one in zip(prompts, images, strict=True))
 
 
 async def check_line(rig: Rig, session: str) -> None:
