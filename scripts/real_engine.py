@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,10 +21,15 @@ START_S = 900.0
 
 
 def ask(url: str, path: str, body: Any = None) -> Any:
-    """GET, or POST of a body. What is no JSON comes as text."""
+    """GET, or POST of a body. What is no JSON comes as text. Raises HTTPError, with the answer as a note."""
     data = None if body is None else json.dumps(body).encode()
-    with urllib.request.urlopen(urllib.request.Request(url + path, data, {"content-type": "application/json"})) as got:
-        text = got.read().decode()
+    request = urllib.request.Request(url + path, data, {"content-type": "application/json"})
+    try:
+        with urllib.request.urlopen(request) as got:
+            text = got.read().decode()
+    except urllib.error.HTTPError as error:
+        error.add_note(error.read().decode())
+        raise
     return json.loads(text) if text[:1] in ("{", "[") else text
 
 
