@@ -54,7 +54,8 @@ class ToolAgent:
     """Plays episodes. `seen` has, if asked for, what became of each session.
 
     `seed`, the episode's place among `episodes`, its member and its turn decide the seed of each request. Which of a
-    group's sessions is which member is left to chance, and of no matter: a member's tokens follow from its seeds.
+    group's sessions is which member is left to chance, and of no matter: a member's tokens follow from its seeds. With
+    `forced_calls` an episode's first turn has to call a tool, under the engine's grammar.
     """
 
     chat: AsyncOpenAI
@@ -62,6 +63,7 @@ class ToolAgent:
     seed: str
     episodes: Sequence[Episode]
     keeps_seen: bool = False
+    forced_calls: bool = False
     seen: dict[str, SeenSession] = field(default_factory=dict)
     members: dict[str, int] = field(default_factory=dict)
     begun: Counter[int] = field(default_factory=Counter)
@@ -78,10 +80,12 @@ class ToolAgent:
         chat = self.chat.with_options(base_url=session.base_url, api_key=session.api_key)
 
         async def ask(messages: list[Any]) -> Any:
+            forced = self.forced_calls and len(messages) == 1
             reply = await chat.chat.completions.create(
                 model="any",
                 messages=messages,
                 tools=self.task.tools,
+                tool_choice="required" if forced else "auto",
                 max_tokens=self.task.max_tokens,
                 temperature=1.0,
                 seed=seed_of(self.seed, place, member, next(turns)),

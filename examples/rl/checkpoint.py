@@ -8,8 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from compare import PLAIN
 
-SAME = ("model", "family", "task", "trainer", "drift", "seed", "prompts", "group_size", "lr", "cold_steps", "cold_lr")
+SAME = (
+    *("model", "family", "task", "trainer", "drift", "seed", "prompts", "group_size", "lr", "cold_steps", "cold_lr"),
+    *PLAIN,
+)
 """The options that a run is known by: with others it would be another run."""
 
 

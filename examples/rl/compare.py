@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 COLOURS = {
@@ -32,8 +33,17 @@ HEADS = (
     "run", "steps", "held out before", "held out after", "samples changed", "recorded − recomputed", "KL",
     "outside [½, 2]", "forbidden drift", "minutes",
 )  # fmt: skip
+T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""Student's t, two-sided, 95 %, for two runs, three, ..."""
+
 BEGIN, END = "<!-- runs -->", "<!-- /runs -->"
 """Between them a page has its table."""
+
+PLAIN: Mapping[str, object] = {
+    "old": "recorded", "truncate_ratios": None, "dual_clip": None, "max_grad_norm": None, "updates": 1, "stale": 0,
+    "engine_weights": "float32", "temperature": 1.0, "forced_calls": False,
+}  # fmt: skip
+"""Options of the update and the sampling, as they are where nobody names them."""
 
 NOT_YET = "not yet"
 UNKNOWN = "not recorded"
@@ -50,6 +60,7 @@ class ShownRun:
     trainer: str
     drift: str
     seed: int | None
+    setting: str
     steps: Sequence[Mapping[str, Any]]
     before: Mapping[str, float] | None
     after: Mapping[str, float] | None
@@ -58,7 +69,8 @@ class ShownRun:
     def kind(self) -> str:
         """What the runs that differ in their seed alone have in common."""
         drift = "token-exact" if self.drift == "none" else self.drift
-        return drift if self.trainer == "grpo" else f"{drift}, {self.trainer.upper()}"
+        trainer = "" if self.trainer == "grpo" else self.trainer.upper()
+        return ", ".join(filter(None, (drift, trainer, self.setting)))
 
     @property
     def label(self) -> str:
@@ -81,10 +93,21 @@ def read_run(folder: Path) -> ShownRun:
         trainer=known.get("trainer", "grpo"),
         drift=known.get("drift", "none"),
         seed=known.get("seed"),
+        setting=setting(known),
         steps=steps,
         before=known.get("before"),
         after=over.get("after"),
     )
+
+
+def setting(known: Mapping[str, object]) -> str:
+    """The options of the update and the sampling that are not as they are where nobody names them, in words."""
+    named = {name: known[name] for name, plain in PLAIN.items() if known.get(name, plain) != plain}
+    words = (
+        name.replace("_", " ") if value is True else f"{name.replace('_', ' ')} {value}"
+        for name, value in named.items()
+    )
+    return ", ".join(words)
 
 
 def _object(file: Path) -> dict[str, Any]:
@@ -105,6 +128,22 @@ def table(runs: Sequence[ShownRun]) -> str:
     """The runs as a table in Markdown."""
     lines = [HEADS, ["---"] * len(HEADS), *map(_row, runs)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def means(runs: Sequence[ShownRun]) -> str:
+    """Of each task and kind with several runs that are over, the mean of held-out success afterwards, and the 95 %
+    interval of a run's mean by Student's t: over runs, whose number it names, not over episodes."""
+    lines = []
+    for task in dict.fromkeys(run.task for run in runs):
+        for kind, members in by_kind([run for run in runs if run.task == task]).items():
+            found = [run.after["success"] for run in members if run.after is not None]
+            counts = {len(run.steps) for run in members if run.after is not None}
+            if len(found) > 1:
+                half = T_95[min(len(found), len(T_95)) - 2] * stdev(found) / len(found) ** 0.5
+                steps = " or ".join(map(str, sorted(counts)))
+                lines.append(f"| {task}: {kind} | {len(found)} | {steps} | {fmean(found):.2f} ± {half:.2f} |\n")
+    head = "| runs of one kind | runs | steps | held out after, mean and 95 % over runs |\n| --- | --- | --- | --- |\n"
+    return head + "".join(lines) if lines else ""
 
 
 def write_table(file: Path, shown: str) -> None:
@@ -250,6 +289,8 @@ def main() -> None:
     options = parser.parse_args()
     runs = in_order([read_run(folder) for folder in options.folders])
     shown = table(runs)
+    if of_kinds := means(runs):
+        shown += f"\n{of_kinds}"
     print(shown, end="")
     if options.table is not None:
         write_table(options.table, shown)

@@ -12,6 +12,7 @@ import torch
 from agent import Episode, Task
 from drift import TrainedRow, rendered, replies
 from items import DEMONSTRATED
+from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from stenograph.model.files import load_model_files
@@ -25,12 +26,51 @@ BATCH_TOKENS = 1024
 
 CLIP = 0.2
 
+DECADES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+"""In nats: the edges of a histogram of distances."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """What an update maximizes: the clipped policy gradient of PPO, with what practice adds to it.
+
+    `old`: whose log-probabilities the ratio is to: the engine's, `recorded`, or the trainer's before the step,
+    `recomputed`. `truncate_ratios`, with the latter: truncated importance sampling, each token's gain times the
+    trainer's probability before the step over the recorded one, at most this (Yao et al., 2025: Your Efficient RL
+    Framework Secretly Brings You Off-Policy RL Training). `dual_clip`: the gain of a negative advantage is at least
+    this often it (Ye et al., arXiv 1912.09729, eq. 5). `max_grad_norm`: the gradient is scaled down to it.
+    `num_updates`: a step's rows are dealt out to so many updates, all with the log-probabilities from before the first.
+    `temperature`: of the sampling, by which logits are divided.
+    """
+
+    old: str = "recorded"
+    truncate_ratios: float | None = None
+    dual_clip: float | None = None
+    max_grad_norm: float | None = None
+    num_updates: int = 1
+    temperature: float = 1.0
+
+    def gain(
+        self, nats: torch.Tensor, own: torch.Tensor, recorded: torch.Tensor, advantage: torch.Tensor
+    ) -> torch.Tensor:
+        """Of each token [N], from log-probabilities now, the trainer's before the step, and the recorded ones, NaN
+        where there are none [N each]."""
+        known = torch.where(recorded.isnan(), own, recorded)
+        ratio = (nats - (known if self.old == "recorded" else own)).clamp(-20, 20).exp()
+        gain = torch.minimum(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage)
+        if self.dual_clip is not None:
+            gain = torch.where(advantage < 0, torch.maximum(gain, self.dual_clip * advantage), gain)
+        if self.truncate_ratios is not None:
+            gain = gain * (own - known).clamp(-20, 20).exp().clamp(max=self.truncate_ratios)
+        return gain
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFigures:
     """A step: recorded against recomputed log-probabilities before the update, over the trained tokens, in nats.
 
-    `share_outside_changed` is over the rows whose ids a fault changed; None if there are none.
+    `share_outside_changed` is over the rows whose ids a fault changed; None if there are none. `distance_counts`: how
+    many tokens are as far apart as DECADES, nearer than the first, between two, beyond the last.
     """
 
     max_distance: float
@@ -39,6 +79,7 @@ class StepFigures:
     share_outside_changed: float | None
     gradient_norm: float
     num_tokens: int
+    distance_counts: list[int]
 
 
 def written_folder(source: Path, folder: Path) -> Any:
@@ -62,13 +103,15 @@ def written_folder(source: Path, folder: Path) -> Any:
 class Policy:
     """A model and its optimizer; single thread, float32, all weights."""
 
-    def __init__(self, model: Any, *, lr: float) -> None:
+    def __init__(self, model: Any, *, lr: float, objective: Objective | None = None) -> None:
         self.model = model
+        self.objective = objective or Objective()
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
 
-    def save(self, folder: Path) -> None:
-        """Write the weights, for the engine to read."""
-        self.model.save_pretrained(folder)
+    def save(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+        """Write the weights, for the engine to read, rounded to `dtype`."""
+        rounded = {name: one.detach().to(dtype) for name, one in self.model.named_parameters()}  # a tied one once
+        self.model.save_pretrained(folder, state_dict=None if dtype is torch.float32 else rounded)
 
     def state(self) -> dict[str, Any]:
         """What `restore` takes."""
@@ -80,7 +123,8 @@ class Policy:
         self.optimizer.load_state_dict(state["optimizer"])
 
     def log_probs(self, beginning: "Beginning", rows: Sequence[TrainedRow]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of each trained token the log-probability at temperature 1 [N], row by row; and where they are [B, T - 1].
+        """Of each trained token the log-probability at the sampling's temperature [N], row by row; and where they are
+        [B, T - 1].
 
         Logits are computed where a token is trained, and nowhere else: there are 49,152 a token.
         """
@@ -95,7 +139,7 @@ class Policy:
             input_ids=ids[:, start:], attention_mask=there, past_key_values=beginning.repeated(len(rows))
         )
         hidden = rest.last_hidden_state[:, :-1][trained[:, start:]]
-        nats = self.model.lm_head(hidden).float().log_softmax(-1)
+        nats = (self.model.lm_head(hidden).float() / self.objective.temperature).log_softmax(-1)
         return nats.gather(-1, ids[:, 1:][trained][:, None])[:, 0], trained
 
     def demonstrate(
@@ -122,26 +166,44 @@ class Policy:
     def step(self, rows: Sequence[TrainedRow], advantages: Sequence[float]) -> StepFigures:
         """One clipped policy-gradient step over all rows, in batches; no KL term.
 
-        Rows of a group whose rewards are all alike have no gradient, and none is computed.
+        Rows of a group whose rewards are all alike have no gradient, and none is computed. The figures are from before
+        the step; the norm is the first update's, before it is clipped.
         """
+        number = self.objective.num_updates
+        if number == 1:
+            return figures(*self.update(rows, advantages))
+        with torch.no_grad():
+            beginning = Beginning(self.model, rows)
+        own = self.own_log_probs(beginning, rows)
+        parts = [range(part, len(rows), number) for part in range(min(number, len(rows)))]
+        norms = []
+        for part in parts:
+            chosen, their = [rows[index] for index in part], [own[index] for index in part]
+            norms.append(self.update(chosen, [advantages[index] for index in part], their)[1])
+        return figures([_Distances.by_arrays(rows, own)], norms[0])
+
+    def update(
+        self, rows: Sequence[TrainedRow], advantages: Sequence[float], own: Sequence[NDArray[np.float64]] | None = None
+    ) -> tuple[list["_Distances"], float]:
+        """One update of the weights: the distances before it and the gradient's norm. `own`: the trainer's
+        log-probabilities before the step; None where these are those of now, before the update."""
         total = sum(int(row.mask[1:].sum()) for row in rows)
         self.optimizer.zero_grad(set_to_none=False)  # a step without any gradient has the optimizer's momentum
         still, moving = ([n for n, a in enumerate(advantages) if (a != 0) is moves] for moves in (False, True))
         beginning = Beginning(self.model, rows)
-        distances = self.distances(beginning, rows, still)
+        distances = self.distances(beginning, rows, still) if own is None else []
         for chosen in batches(rows, moving, beginning.num_tokens):
             batch = [rows[index] for index in chosen]
-            nats, recorded, trained = self.compared(beginning, batch)
+            nats, trained = self.log_probs(beginning, batch)
+            recorded = placed([row.nats for row in batch], trained)
+            before = nats.detach() if own is None else placed([own[index] for index in chosen], trained)
             advantage = torch.tensor([advantages[index] for index in chosen])[:, None].expand_as(trained)[trained]
-            distance = nats - recorded
-            ratio = distance.clamp(-20, 20).exp()
-            gain = torch.minimum(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage)
-            (-gain.sum() / total).backward()
-            distances.append(_Distances.of(distance.detach(), batch, trained))
+            (-self.objective.gain(nats, before, recorded, advantage).sum() / total).backward()
+            distances.append(_Distances.of(nats.detach(), recorded, batch, trained))
         beginning.backward()
-        norm = self.gradient_norm()
+        norm = self.gradient_norm(self.objective.max_grad_norm)
         self.optimizer.step()
-        return figures(distances, norm)
+        return distances, norm
 
     def look(self, rows: Sequence[TrainedRow]) -> StepFigures:
         """The figures of a step that another trainer takes."""
@@ -155,37 +217,56 @@ class Policy:
         for chosen in batches(rows, which, beginning.num_tokens):
             batch = [rows[index] for index in chosen]
             with torch.no_grad():
-                nats, recorded, trained = self.compared(beginning, batch)
-            found.append(_Distances.of(nats - recorded, batch, trained))
+                nats, trained = self.log_probs(beginning, batch)
+            found.append(_Distances.of(nats, placed([row.nats for row in batch], trained), batch, trained))
         return found
 
-    def compared(
-        self, beginning: "Beginning", batch: Sequence[TrainedRow]
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Recomputed and recorded log-probabilities, these the former where the trainer has to recompute them [N]; and
-        where they are."""
-        nats, trained = self.log_probs(beginning, batch)
-        recorded = torch.zeros(trained.shape)
-        for index, row in enumerate(batch):
-            recorded[index, : len(row.nats) - 1] = torch.from_numpy(row.nats[1:]).float()
-        return nats, torch.where(recorded[trained].isnan(), nats.detach(), recorded[trained]), trained
+    def own_log_probs(self, beginning: "Beginning", rows: Sequence[TrainedRow]) -> list[NDArray[np.float64]]:
+        """The log-probability of each row's trained tokens by these weights [T each], 0.0 elsewhere."""
+        found = [np.zeros(len(row.tokens)) for row in rows]
+        for chosen in batches(rows, range(len(rows)), beginning.num_tokens):
+            with torch.no_grad():
+                nats, trained = self.log_probs(beginning, [rows[index] for index in chosen])
+            parts = nats.double().split(trained.sum(-1).tolist())
+            for index, part in zip(chosen, parts, strict=True):
+                found[index][1:][rows[index].mask[1:]] = part.numpy()
+        return found
 
-    def gradient_norm(self) -> float:
-        """The norm of the gradient that is there, which is not clipped."""
-        return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), float("inf")))
+    def gradient_norm(self, most: float | None = None) -> float:
+        """The norm of the gradient that is there; it is clipped to `most` afterwards."""
+        return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), float("inf") if most is None else most))
+
+
+def placed(arrays: Sequence[NDArray[np.float64]], trained: torch.Tensor) -> torch.Tensor:
+    """Own-aligned arrays [T each] at the places that are `trained` [B, T - 1]: [N]."""
+    found = torch.zeros(trained.shape)
+    for index, array in enumerate(arrays):
+        found[index, : len(array) - 1] = torch.from_numpy(array[1:]).float()
+    return found[trained]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Distances:
-    """Recomputed less recorded log-probabilities of a batch [N], and which of them are of a changed row [N]."""
+    """Recomputed less recorded log-probabilities of a batch [N], 0 where nothing is recorded, and which of them are of
+    a changed row [N]."""
 
     nats: torch.Tensor
     is_changed: torch.Tensor
 
     @classmethod
-    def of(cls, nats: torch.Tensor, rows: Sequence[TrainedRow], trained: torch.Tensor) -> "_Distances":
-        """Of the tokens that are `trained` [B, T - 1]."""
-        return cls(nats, torch.tensor([row.is_changed for row in rows])[:, None].expand_as(trained)[trained])
+    def of(
+        cls, nats: torch.Tensor, recorded: torch.Tensor, rows: Sequence[TrainedRow], trained: torch.Tensor
+    ) -> "_Distances":
+        """Of the tokens that are `trained` [B, T - 1], from both [N]."""
+        is_changed = torch.tensor([row.is_changed for row in rows])[:, None].expand_as(trained)[trained]
+        return cls(torch.where(recorded.isnan(), 0.0, nats - recorded), is_changed)
+
+    @classmethod
+    def by_arrays(cls, rows: Sequence[TrainedRow], own: Sequence[NDArray[np.float64]]) -> "_Distances":
+        """Of all rows, from the trainer's own log-probabilities [T each]."""
+        pairs = [(own_nats - row.nats)[1:][row.mask[1:]] for row, own_nats in zip(rows, own, strict=True)]
+        is_changed = [np.full(len(pair), row.is_changed) for row, pair in zip(rows, pairs, strict=True)]
+        return cls(torch.from_numpy(np.nan_to_num(np.concatenate(pairs))), torch.from_numpy(np.concatenate(is_changed)))
 
 
 class Beginning:
@@ -252,6 +333,7 @@ def figures(distances: Sequence[_Distances], gradient_norm: float) -> StepFigure
         share_outside_changed=float(is_outside[is_changed].mean()) if is_changed.any() else None,
         gradient_norm=gradient_norm,
         num_tokens=len(distance),
+        distance_counts=np.histogram(distance.abs().numpy(), [0.0, *DECADES, np.inf])[0].tolist(),
     )
 
 

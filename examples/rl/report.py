@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from compare import draw, has_matplotlib, read_run
+from compare import PLAIN, draw, has_matplotlib, read_run
 
 TIMES = ("rollout_s", "update_s", "sync_s")
 MEANS = ("drifted_samples", "changed_turns", "changed_renders")
@@ -40,6 +40,7 @@ def summary(
         "trainer": options.trainer,
         "drift": options.drift,
         "seed": options.seed,
+        **{name: getattr(options, name) for name in PLAIN},
         "before": before,
         "after": after,
         "steps": steps,
@@ -47,17 +48,22 @@ def summary(
         **{name: float(np.mean([step[name] for step in steps] or [0])) for name in (*TIMES, *MEANS)},
         "share_outside_changed": float(np.mean(of_changed)) if of_changed else None,
         **{name: sum(step[name] for step in steps) for name in SUMS},
-        "broken_promises": broken_promises(options.drift, steps),
+        "broken_promises": broken_promises(steps, is_exact=is_exact(options)),
         "trainer_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
         "engine_gib": engine_gib,
     }
 
 
-def broken_promises(drift: str, steps: Sequence[Mapping[str, Any]]) -> list[str]:
+def is_exact(options: argparse.Namespace) -> bool:
+    """Whether the recorded log-probabilities are to be the trainer's: no fault, and the engine has its very weights."""
+    return options.drift == "none" and not options.stale and options.engine_weights == "float32"
+
+
+def broken_promises(steps: Sequence[Mapping[str, Any]], *, is_exact: bool) -> list[str]:
     """What was to hold at every step, and did not: whatever the fault no forbidden drift and no token of another
-    version, and without one the limits."""
+    version, and the limits where samples `is_exact`."""
     limits: dict[str, float] = dict.fromkeys(SUMS, 0)
-    if drift == "none":
+    if is_exact:
         limits |= LIMITS
     return [
         f"step {step['step']}: {name} is {step[name]:.3g}, more than {limit:g}"

@@ -11,6 +11,7 @@ import math
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from agent import Episode, SeenSession, Task, ToolAgent
 from drift import TrainedRow, changed_turns, is_rendered_alike, with_drift
 from items import HELD_OUT, TRAINED
@@ -126,13 +128,15 @@ class Run:
         """
         # One pool of connections; each session has its own address and key.
         async with AsyncOpenAI(base_url=self.url, api_key="none", timeout=600.0, max_retries=2) as chat:
-            agent = ToolAgent(chat, self.task, f"{self.options.seed} {label}", episodes, keeps_seen)
+            agent = ToolAgent(
+                chat, self.task, f"{self.options.seed} {label}", episodes, keeps_seen, self.options.forced_calls
+            )
             batch = await self.client.rollouts(
                 agent,
                 episodes,
                 group_size=group_size,
                 failed_reward=0.0,
-                session={"sampling": {"force": {"temperature": 1.0, "top_p": 1.0}}},
+                session={"sampling": {"force": {"temperature": self.options.temperature, "top_p": 1.0}}},
                 progress=PrintedProgress() if sys.stderr.isatty() else silent,
             )
         lost = [rollout for group in batch.others for rollout in group.others]
@@ -153,13 +157,27 @@ class Run:
         low, high = (middle - width) / scale, (middle + width) / scale
         return {"success": share, "low": low, "high": high, "episodes": num, "reward": float(rewards.mean())}
 
-    async def swap(self, version: int) -> float:
-        """Weights into the running engine; returns the seconds that it took."""
+    async def swap(self, version: int, *, is_last: bool = False) -> float:
+        """Into the running engine the weights that sample next: these, or with `--stale` those of as many steps before,
+        until the last; returns the seconds that it took."""
         began = time.monotonic()
-        folder = self.options.out / "weights" / "policy"
-        self.policy.save(folder)
-        await self.client.update_weights(str(folder.resolve()), version=str(version))
+        options = self.options
+        served = version if is_last else self.served_version(version)
+        self.policy.save(self.weights_of(version), getattr(torch, options.engine_weights))
+        if options.stale:  # an interrupted run goes on from its checkpoint, with the weights from before that
+            every, done = options.checkpoint_every or 1, max(0, version - 1)
+            for old in range(version if is_last else done - done % every - options.stale):
+                shutil.rmtree(self.weights_of(old), ignore_errors=True)
+        await self.client.update_weights(str(self.weights_of(served).resolve()), version=str(served))
         return time.monotonic() - began
+
+    def weights_of(self, version: int) -> Path:
+        """The folder of a version; it is one for all where none is stale."""
+        return Path(self.options.out / "weights" / (f"policy-{version}" if self.options.stale else "policy"))
+
+    def served_version(self, version: int) -> int:
+        """What samples the step that begins with these weights."""
+        return max(0, version - int(self.options.stale))
 
     def asked(self) -> list[Episode]:
         """The episodes of a step."""
@@ -215,7 +233,7 @@ class Run:
             "changed_turns": float(turns[:, 0].sum() / turns[:, 1].sum()),
             "changed_renders": 1 - float(np.mean(alike)),
             "versions": sorted({span.version for one in samples for span in one.sample.weight_spans}),
-            "other_version_tokens": int((trained_by != number).sum()),
+            "other_version_tokens": int((trained_by != self.served_version(number)).sum()),
             "forbidden_drift": sum(line["counts"][kind] for line in lines for kind in FORBIDDEN),
             "uncompared_lines": sum(line["unrenderable"] is not None for line in lines),
         }

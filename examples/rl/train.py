@@ -22,9 +22,10 @@ import errand
 import price
 import torch
 from checkpoint import forget_checkpoint, known_by, load_checkpoint, save_checkpoint
+from compare import PLAIN
 from drift import KINDS
 from items import TRAINED
-from policy import Policy, written_folder
+from policy import Objective, Policy, written_folder
 from report import peak_gib, show, summary
 from run import Run, served
 
@@ -39,6 +40,9 @@ from stenograph.text.renderer import Renderer
 TASKS = {"price": price.TASK, "errand": errand.TASK}
 NATS_ALONE = ("retokenize-recorded", "compact-json", "shift")
 """Faults in recorded log-probabilities, which TRL without vLLM does not read."""
+
+OURS = ("old", "truncate_ratios", "dual_clip", "max_grad_norm", "updates")
+"""Options of our update."""
 
 
 async def steps_by_grpo(run: Run, before: Any) -> None:
@@ -91,8 +95,43 @@ async def trained(
             await importlib.import_module("trl_steps").steps_by_trl(run)
         else:
             await steps_by_grpo(run, before)
+        if options.stale:
+            await run.swap(len(run.steps), is_last=True)
         after = await run.held_out("after", options.episodes)
     return summary(options, run.steps, before, after, peak_gib(pid))
+
+
+def of_update(parser: argparse.ArgumentParser) -> None:
+    """The options of the update and of the sampling."""
+    add = parser.add_argument
+    add("--old", choices=("recorded", "recomputed"), default=PLAIN["old"],
+        help="a ratio is to the engine's log-probabilities, or to the trainer's. Default: recorded.")  # fmt: skip
+    add("--truncate-ratios", type=float, metavar="C",
+        help="with --old recomputed: each token counts by the trainer's probability over the engine's, at most C."
+        " Default: none.")  # fmt: skip
+    add("--dual-clip", type=float, metavar="C",
+        help="a negative advantage counts at most C times, however large the ratio. Default: none.")  # fmt: skip
+    add("--max-grad-norm", type=float, metavar="N", help="clip the gradient's norm. Default: none.")
+    add("--updates", type=int, default=PLAIN["updates"], metavar="N",
+        help="deal a step's rows out to N updates. Default: 1.")  # fmt: skip
+    add("--stale", type=int, default=PLAIN["stale"], metavar="N",
+        help="sample with the weights of N steps before. Default: 0.")  # fmt: skip
+    add("--engine-weights", choices=("float32", "bfloat16"), default=PLAIN["engine_weights"],
+        help="bfloat16: the engine's copy is rounded to it; it computes in float32. Default: float32.")  # fmt: skip
+    add("--temperature", type=float, default=PLAIN["temperature"], help="of the sampling. Default: 1.0.")
+    add("--forced-calls", action="store_true", help="an episode's first turn must call a tool, under a grammar")
+
+
+def objective(options: argparse.Namespace) -> Objective:
+    """What these options maximize."""
+    return Objective(
+        old=options.old,
+        truncate_ratios=options.truncate_ratios,
+        dual_clip=options.dual_clip,
+        max_grad_norm=options.max_grad_norm,
+        num_updates=options.updates,
+        temperature=options.temperature,
+    )
 
 
 def parsed() -> argparse.Namespace:
@@ -124,6 +163,7 @@ def parsed() -> argparse.Namespace:
     add("--lr", type=float, default=2e-5, help="Default: 2e-5.")
     add("--cold-steps", type=int, help="steps on demonstrations. Default: 7 for price, 14 for errand.")
     add("--cold-lr", type=float, default=1e-5, help="Default: 1e-5.")
+    of_update(parser)
     add("--drift", choices=KINDS, default="none", help="the fault to inject (examples/rl/drift.py). Default: none.")
     add(
         "--checkpoint-every",
@@ -154,6 +194,19 @@ def parsed() -> argparse.Namespace:
         parser.error("--threads is at least 1")
     if options.group_size < 2:
         parser.error("--group-size is at least 2: an advantage is a reward less its group's mean")
+    if options.truncate_ratios is not None and options.old == "recorded":
+        parser.error(
+            "--truncate-ratios corrects a ratio to the trainer's own log-probabilities: it needs --old recomputed"
+        )
+    if options.updates < 1 or options.stale < 0 or options.temperature <= 0:
+        parser.error("--updates is at least 1, --stale at least 0, --temperature above 0")
+    bounds = {"--truncate-ratios": options.truncate_ratios, "--dual-clip": options.dual_clip}
+    if wrong := [name for name, bound in bounds.items() if bound is not None and bound <= 1]:
+        parser.error(f"{wrong[0]} is above 1")
+    if options.max_grad_norm is not None and options.max_grad_norm <= 0:
+        parser.error("--max-grad-norm is above 0")
+    if options.trainer == "trl" and (others := [name for name in OURS if getattr(options, name) != PLAIN[name]]):
+        parser.error(f"--trainer trl has an update of its own: --{others[0].replace('_', '-')} is of --trainer grpo")
     if options.trainer == "trl" and options.drift in NATS_ALONE:
         parser.error(
             f"--trainer trl cannot show {options.drift}: without vLLM it does not read recorded log-probabilities"
@@ -171,7 +224,7 @@ def main() -> None:
     folder = options.out / "model"
     cache = Path(os.environ.get("STENOGRAPH_CACHE") or default_cache_dir(os.environ))
     model = resolve_model(options.model, cache_dir=cache, progress=StreamProgress(sys.stderr))
-    policy = Policy(written_folder(model, folder), lr=options.lr)
+    policy = Policy(written_folder(model, folder), lr=options.lr, objective=objective(options))
     renderer = load_renderer(load_model_files(folder), options.family).renderer
     with served(folder, options.out / "weights", options.family, options.threads) as address:
         over = asyncio.run(trained(options, policy, renderer, address, found))

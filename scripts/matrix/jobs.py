@@ -199,6 +199,7 @@ async def _check(task: Mapping[str, Any], attempt: str, session: RolloutSession)
         "kind": task["kind"],
         "samples": len(samples),
         "discarded": discarded["sampled_tokens"],
+        "row_tokens": sum(len(sample.tokens) for sample in samples if sample.num_trained),
         "turns": turns,
     }
     await asyncio.to_thread(_write, row)
@@ -214,7 +215,7 @@ def _trained(sample: DecodedSample) -> list[dict[str, object]]:
         if mask.any():
             kind = sample.metadata.get("kind")
             ids = sample.tokens[start:end]
-            turn_row = {"prompt": digest(sample.tokens[:start]), "ids": digest(ids), "kind": kind}
+            turn_row = {"prompt": digest(sample.tokens[:start]), "ids": digest(ids), "kind": kind, "end": end}
             found.append({**turn_row, "num": len(ids), "num_trained": int(mask.sum())})
     return found
 

@@ -103,7 +103,8 @@ Turn = tuple[str, str, int]
 @dataclass(slots=True)
 class Cell:
     """Figures of a harness with a kind of jobs. `num_lost`: sampled tokens in no sample and not counted; `num_breaks`:
-    trained turns that the engine never sampled after such a prompt."""
+    trained turns that the engine never sampled after such a prompt. `num_row_tokens`: what a trainer computes for the
+    rows, prompts included; `num_request_tokens`: for a row of each request instead, its prompt and its reply."""
 
     num_sessions: int = 0
     num_turns: int = 0
@@ -114,6 +115,8 @@ class Cell:
     num_discarded: int = 0
     num_lost: int = 0
     num_breaks: int = 0
+    num_row_tokens: int = 0
+    num_request_tokens: int = 0
     rewards: list[float] = field(default_factory=list[float])
 
     def row(self, name: str) -> str:
@@ -167,6 +170,8 @@ def compare(cell: Cell, check: Mapping[str, Any], sampled: Counter[Turn], ended:
     cell.num_discarded += check["discarded"]
     cell.num_lost += num_tokens(sampled - trained) - check["discarded"]
     cell.num_breaks += sum((trained - sampled).values())
+    cell.num_row_tokens += check["row_tokens"]
+    cell.num_request_tokens += sum(turn["end"] for turn in check["turns"])
     if ended["reward"] is not None:
         cell.rewards.append(ended["reward"])
 

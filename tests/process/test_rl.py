@@ -79,6 +79,38 @@ def test_a_fault_is_seen(tmp_path: Path, model: Path, drift: str) -> None:
         assert [step["drifted_samples"] for step in steps] == [step["changed_renders"] for step in steps]
 
 
+OTHERWISE = (
+    *("--stale", 1, "--updates", 2, "--old", "recomputed", "--truncate-ratios", 2, "--dual-clip", 3),
+    *("--max-grad-norm", 1, "--temperature", 1.3, "--engine-weights", "bfloat16"),
+)
+
+
+def test_a_run_says_what_is_otherwise_in_it_and_samples_with_the_weights_that_it_says(
+    tmp_path: Path, model: Path
+) -> None:
+    """Also where it was interrupted: its checkpoint has the older weights beside it."""
+    _, steps = trained(model, tmp_path / "whole", "--steps", 4, *OTHERWISE)
+    assert [step["versions"] for step in steps] == [["0"], ["0"], ["1"], ["2"]]
+    assert sum(step["other_version_tokens"] + step["forbidden_drift"] for step in steps) == 0
+    assert max(step["max_distance"] for step in steps) > 1e-4  # of bfloat16, and of other weights
+    assert json.loads((tmp_path / "whole" / "summary.json").read_text())["stale"] == 1
+    asked = command(model, tmp_path / "out", "--steps", 4, "--checkpoint-every", 2, *OTHERWISE)
+    with subprocess.Popen(asked, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        next(line for line in process.stdout if line.startswith("step   3"))
+        process.terminate()
+    _, again = trained(model, tmp_path / "out", "--steps", 4, "--checkpoint-every", 2, *OTHERWISE)
+    assert [step["tokens"] for step in again] == [step["tokens"] for step in steps]
+
+
+@pytest.mark.parametrize("task", ["price", "errand"])
+def test_an_exact_run_stays_exact_at_another_temperature_and_under_a_grammar(
+    tmp_path: Path, model: Path, task: str
+) -> None:
+    _, steps = trained(model, tmp_path / "out", "--task", task, "--temperature", 1.3, "--forced-calls")
+    check_exact(steps)
+
+
 def test_the_seed_decides_what_is_sampled(tmp_path: Path, model: Path) -> None:
     """Batches are other ones each time, and so are the last bits of the log-probabilities; the tokens are not."""
     _, steps = trained(model, tmp_path / "a", "--seed", 3, "--threads", 2)

@@ -49,6 +49,21 @@ def compared(*arguments: object) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+def test_runs_of_one_kind_have_a_mean_with_the_interval_of_runs(tmp_path: Path) -> None:
+    """Student's t over runs: of 0.8, 0.9 and 1.0 it is 4.303 · 0.1 / √3. One run alone has no interval."""
+    folders = [tmp_path / f"run-{number}" for number in range(4)]
+    for number, folder in enumerate(folders):
+        folder.mkdir()
+        (folder / "steps.jsonl").write_text(step(0, forbidden_drift=0) + "\n")
+        known = {"stale": 2, "old": "recomputed", "truncate_ratios": 2.0} if number < 3 else {"stale": 2}
+        summary = {"drift": "none", "seed": number, "before": held(0.1), "after": held(0.8 + number / 10), **known}
+        (folder / "summary.json").write_text(json.dumps(summary))
+    said = compared(*folders).stdout
+    assert "| price: token-exact, old recomputed, truncate ratios 2.0, stale 2 | 3 | 1 | 0.90 ± 0.25 |" in said
+    assert "| token-exact, stale 2, seed 3 | 1 |" in said
+    assert "price: token-exact, stale 2 |" not in said
+
+
 def test_runs_are_a_table_and_a_picture_that_is_the_same_each_time(tmp_path: Path) -> None:
     runs = folders(tmp_path)
     done = compared(*runs, "--plot", tmp_path / "one.svg", "--table", tmp_path / "runs.md")

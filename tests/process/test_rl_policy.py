@@ -60,17 +60,26 @@ def rows_of(parts: SimpleNamespace, chance: np.random.Generator, advantages: lis
     return made
 
 
-def plain_loss(parts: SimpleNamespace, model: Any, rows: list[Any], advantages: list[float]) -> Any:
-    """A row after the other, a token after the other."""
+def plain_loss(
+    parts: SimpleNamespace, model: Any, rows: list[Any], advantages: list[float], before: Any = None, **said: Any
+) -> Any:
+    """A row after the other, a token after the other; `before` is the model before the step, where that is another."""
     torch = parts.torch
     parts_of_loss, num_tokens = [], 0
     for row, advantage in zip(rows, advantages, strict=True):
-        nats = model(torch.from_numpy(row.tokens)[None]).logits[0].log_softmax(-1)
+        ids, temperature = torch.from_numpy(row.tokens)[None], said.get("temperature", 1.0)
+        nats = (model(ids).logits[0] / temperature).log_softmax(-1)
+        earlier = ((before or model)(ids).logits[0] / temperature).log_softmax(-1).detach()
         for at in np.flatnonzero(row.mask):
-            here = nats[at - 1, row.tokens[at]]
-            old = here.detach() if np.isnan(row.nats[at]) else torch.tensor(row.nats[at]).float()
-            ratio = (here - old).exp()
-            parts_of_loss.append(-torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage))
+            here, own = nats[at - 1, row.tokens[at]], earlier[at - 1, row.tokens[at]]
+            recorded = own if np.isnan(row.nats[at]) else torch.tensor(row.nats[at]).float()
+            ratio = (here - (own if said.get("old") == "recomputed" else recorded)).exp()
+            gain = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+            if advantage < 0 and "dual_clip" in said:
+                gain = torch.maximum(gain, torch.tensor(said["dual_clip"] * advantage))
+            if "truncate_ratios" in said:
+                gain = gain * torch.minimum((own - recorded).exp(), torch.tensor(said["truncate_ratios"]))
+            parts_of_loss.append(-gain)
             num_tokens += 1
     return torch.stack(parts_of_loss).sum() / num_tokens
 
@@ -96,6 +105,63 @@ def test_a_step_is_the_clipped_policy_gradient(
     optimizer.step()
     for (name, mine), its in zip(ours.named_parameters(), plain.parameters(), strict=True):
         assert parts.torch.allclose(mine.grad, its.grad, atol=1e-6), name
+
+
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "dual clip": {"dual_clip": 1.1},
+    "recomputed": {"old": "recomputed"},
+    "truncated importance sampling": {"old": "recomputed", "truncate_ratios": 1.05},
+    "temperature": {"temperature": 1.3},
+}
+
+
+@pytest.mark.parametrize("said", list(OBJECTIVES.values()), ids=list(OBJECTIVES))
+@pytest.mark.parametrize("num_updates", [1, 2])
+def test_a_step_maximizes_what_its_options_say(
+    parts: SimpleNamespace, said: dict[str, Any], num_updates: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each update is over its part of the rows, with the log-probabilities from before the first."""
+    monkeypatch.setattr(parts.policy, "BATCH_TOKENS", 100)
+    advantages = [1.0, -1.0, 0.0, 0.5, -2.0, 0.3]
+    rows = rows_of(parts, np.random.default_rng(7), advantages)
+    ours, plain, before = (tiny(parts) for _ in range(3))
+    objective = parts.policy.Objective(num_updates=num_updates, **said)
+    found = parts.policy.Policy(ours, lr=1e-2, objective=objective).step(rows, advantages)
+    optimizer = parts.torch.optim.AdamW(plain.parameters(), lr=1e-2, weight_decay=0.0)
+    for part in range(num_updates):
+        optimizer.zero_grad()
+        plain_loss(parts, plain, rows[part::num_updates], advantages[part::num_updates], before, **said).backward()
+        optimizer.step()
+    for (name, mine), its in zip(ours.named_parameters(), plain.parameters(), strict=True):
+        assert parts.torch.allclose(mine.grad, its.grad, atol=1e-6), name
+    plainly = parts.policy.Policy(before, lr=1e-2, objective=objective).look(rows)
+    assert found.max_distance == pytest.approx(plainly.max_distance, rel=1e-4)
+    assert found.distance_counts == plainly.distance_counts
+    assert sum(found.distance_counts) == found.num_tokens
+
+
+def test_a_gradient_is_clipped_to_its_norm(parts: SimpleNamespace) -> None:
+    advantages = [1.0, -1.0, 0.5]
+    rows = rows_of(parts, np.random.default_rng(7), advantages)
+    free, bound = tiny(parts), tiny(parts)
+    found = parts.policy.Policy(free, lr=1e-2).step(rows, advantages)
+    most = found.gradient_norm / 4
+    objective = parts.policy.Objective(max_grad_norm=most)
+    assert parts.policy.Policy(bound, lr=1e-2, objective=objective).step(rows, advantages) == found
+    for mine, its in zip(bound.parameters(), free.parameters(), strict=True):
+        assert parts.torch.allclose(mine.grad, its.grad / 4, atol=1e-6)
+
+
+def test_the_engine_s_copy_is_rounded_and_the_trainer_s_is_not(parts: SimpleNamespace, tmp_path: Path) -> None:
+    model = tiny(parts)
+    whole = {name: one.detach().clone() for name, one in model.named_parameters()}
+    parts.policy.Policy(model, lr=1e-2).save(tmp_path / "half", parts.torch.bfloat16)
+    load = parts.transformers.LlamaForCausalLM.from_pretrained
+    read = dict(load(tmp_path / "half", dtype=parts.torch.float32).named_parameters())
+    assert set(read) == set(whole)
+    for name, one in model.named_parameters():
+        assert parts.torch.equal(one, whole[name])
+        assert parts.torch.equal(read[name], whole[name].to(parts.torch.bfloat16).float())
 
 
 def test_the_share_outside_is_told_of_changed_rows_alone(parts: SimpleNamespace) -> None:

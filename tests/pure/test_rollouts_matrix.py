@@ -51,8 +51,10 @@ def test_it_spells_a_text_in_pieces_of_the_same_bytes() -> None:
 
 
 SAMPLED = [{"attempt": "a", "prompt": prompt, "ids": prompt, "num": 5} for prompt in ("p", "q")]
-TURNS = [{**turn, "num_trained": 5, "kind": "main"} for turn in SAMPLED]
-CHECK = {"attempt": "a", "session": "s", "harness": "codex", "kind": "sum", "samples": 1, "discarded": 0}
+TURNS = [{**turn, "num_trained": 5, "kind": "main", "end": 40} for turn in SAMPLED]
+CHECK = {
+    "attempt": "a", "session": "s", "harness": "codex", "kind": "sum", "samples": 1, "discarded": 0, "row_tokens": 45
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -81,4 +83,5 @@ def test_the_table_accounts_for_each_sampled_token(
     assert table(tmp_path) == code
     said = capsys.readouterr().out
     assert "| codex, sum | 1 | 2 | 1 | 10 |" in said
+    assert f"| 45 | {40 * len(turns)} | 1.00 |" in said  # a row of the line's tokens, or one of each request's
     assert "7 tokens were sampled for 1 rollouts without samples" in said
