@@ -24,8 +24,6 @@ import msgspec
 import pytest
 import uvloop
 
-from stenograph.text.renderer import Renderer
-
 from .worst_requests import BODY_BYTES, READ, TABLE, Worst, large_renderer, send_all
 
 pytestmark = [pytest.mark.timed, pytest.mark.timeout(180)]
@@ -84,13 +82,8 @@ def plain_work_s() -> float:
     return time.thread_time() - begin_s
 
 
-@pytest.fixture(scope="module")
-def large() -> Renderer:
-    return large_renderer()
-
-
 @pytest.mark.parametrize("worst", [*TABLE, *READ], ids=lambda worst: worst.name.replace(" ", "_"))
-def test_no_request_holds_the_loop(worst: Worst, large: Renderer) -> None:
+def test_no_request_holds_the_loop(worst: Worst) -> None:
     """What holds the loop does so each time. It is the loop that `serve` runs on."""
     gc.collect()
     gc.freeze()  # as `serve` does: what the tests keep is not searched
@@ -99,7 +92,7 @@ def test_no_request_holds_the_loop(worst: Worst, large: Renderer) -> None:
         while len(tries) < NUM_TRIES and not (tries and tries[-1] < MAX_HELD):
             unit_s = plain_work_s()
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                tries.append(runner.run(send_all(worst, large, Beats)) / unit_s)
+                tries.append(runner.run(send_all(worst, large_renderer(worst.pattern), Beats)) / unit_s)
     finally:
         gc.unfreeze()
     assert min(tries) < MAX_HELD

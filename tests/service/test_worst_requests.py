@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 import uvloop
 
-from stenograph.text.renderer import Renderer
-
 from .worst_requests import TABLE, Worst, large_renderer, send_all
 
 MAX_LINES = 100_000
@@ -44,15 +42,10 @@ class LineCount:
         return self
 
 
-@pytest.fixture(scope="module")
-def large() -> Renderer:
-    return large_renderer()
-
-
 @pytest.mark.parametrize("worst", TABLE, ids=lambda worst: worst.name.replace(" ", "_"))
-def test_no_request_makes_the_loop_run_much_python_at_a_time(worst: Worst, large: Renderer) -> None:
+def test_no_request_makes_the_loop_run_much_python_at_a_time(worst: Worst) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        count = runner.run(send_all(worst, large, LineCount))
+        count = runner.run(send_all(worst, large_renderer(worst.pattern), LineCount))
     assert 0 < count.most < MAX_LINES, count.where
 
 

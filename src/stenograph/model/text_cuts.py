@@ -1,6 +1,6 @@
-"""A long text encoded in parts, with the ids of the whole. Pure.
+"""A long text encoded in parts, with the ids of the whole; what has no place for a cut, in a process of its own.
 
-A library holds the GIL for a copy of the text that it encodes and one of its ids: fastokens 250 to 1,100 ms for 10
+A library holds the GIL for a copy of the text that it encodes and one of its ids: fastokens 160 to 1,100 ms for 10
 million characters with three ids each, in parts 15. Knows no encoder; the reference's pre-tokenizer, merges and
 vocabulary decide.
 """
@@ -9,14 +9,19 @@ import re
 import unicodedata
 from array import array
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property, lru_cache
 
 import tokenizers
 
+from stenograph.model.encode_apart import encode_apart
+from stenograph.model.settings import EncoderKind
 from stenograph.model.tokenizer_json import BYTE_OF_CHAR
 
 ENCODED_AT_ONCE = 1 << 18
 """Characters of a part."""
+ENCODED_HERE = 1 << 21
+"""Characters of the longest part that a thread encodes: 45 ms with the GIL held at most. A longer one has a process."""
 _MAX_KEPT = 8
 _BEYOND = 64
 """Characters that are encoded beyond what is looked at for the end of a part: tokens end there as in the whole."""
@@ -39,9 +44,19 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 Encode = Callable[[str], "array[int]"]
 
 
-def ids_in_parts(plain: tokenizers.Tokenizer, encode: Encode, text: str) -> "list[array[int]]":
-    """The ids of a text, part by part. `plain` is the reference without added tokens, `encode` gives its ids."""
-    return [ids for _, ids in _cuts_of(plain).parts(encode, text)]
+def ids_in_parts(
+    plain: tokenizers.Tokenizer, encode: Encode, text: str, *, source: tuple[str, EncoderKind]
+) -> "list[array[int]]":
+    """The ids of a text, part by part. `plain` is the reference without added tokens, `encode` gives its ids;
+    `source`, a tokenizer.json and a library, makes the same encoder in another process."""
+
+    def encode_anywhere(part: str) -> "array[int]":
+        if len(part) > ENCODED_HERE:
+            with suppress(OSError, UnicodeEncodeError):  # no process; a lone surrogate, which `encode` has words for
+                return encode_apart(*source, part)
+        return encode(part)
+
+    return [ids for _, ids in _cuts_of(plain).parts(encode_anywhere, text)]
 
 
 class TextCuts:
@@ -52,20 +67,22 @@ class TextCuts:
     ranks, from the left; so in one piece the first merge across the place would be the first in these two alone.
     """
 
-    def __init__(self, plain: tokenizers.Tokenizer, *, at_once: int = ENCODED_AT_ONCE) -> None:
+    def __init__(
+        self, plain: tokenizers.Tokenizer, *, at_once: int = ENCODED_AT_ONCE, at_most: int = ENCODED_HERE
+    ) -> None:
         self._plain = plain
-        self._at_once = at_once
+        self._at_once, self._at_most = at_once, at_most
         self._is_known_place = lru_cache(maxsize=_MAX_KEPT)(self._is_place)
 
     def parts(self, encode: Encode, text: str) -> "list[tuple[int, array[int]]]":
         """Where each part begins, and its ids. One without a place for its end is longer: all of it is encoded again,
-        twice as long each time."""
+        twice as long each time, and with all that follows where it would be longer than `at_most`."""
         parts: list[tuple[int, array[int]]] = []
         start, num = 0, self._at_once
         while True:
             stop = self._near_place(text, start + num)
             far = stop + 2 * self._longest + _BEYOND
-            is_last = far >= len(text) or self._longest >= _MOST_TOKEN_CHARS
+            is_last = far >= len(text) or far - start > self._at_most or self._longest >= _MOST_TOKEN_CHARS
             ids = encode(text[start:] if is_last else text[start:far])
             if parts and not (ids and self._fit(parts[-1][1][-1], ids[0])):
                 start = parts.pop()[0]

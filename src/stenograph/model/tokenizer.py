@@ -72,7 +72,7 @@ class Tokenizer:
         document = read_tokenizer_json(tokenizer_json)
         spelled = (spelling for token in document.added for spelling in _spellings(token.content))
         chosen = choose_encoder(plain_tokenizer_json(document), (*spelled, *sample_texts), prefer=prefer)
-        self._encoder = chosen.encoder
+        self._json, self._encoder = tokenizer_json, chosen.encoder
         self._short_ids = lru_cache(maxsize=_MAX_SHORT)(self._encoder.encode)
         self.encoder = chosen.encoder.kind
         self.why_not_preferred = chosen.why_not_preferred
@@ -157,10 +157,15 @@ class Tokenizer:
 
     def _extend(self, ids: "array[int]", text: str) -> None:
         """Add the ids of a text without added tokens, some at once: each call keeps the GIL."""
-        is_long, in_parts = len(text) > PIECE_CHARS, "stenograph.model.text_cuts:ids_in_parts"
-        for more in entry(in_parts)(self._encoder.plain, self._encoded, text) if is_long else (self._encoded(text),):
+        for more in (self._encoded(text),) if len(text) <= PIECE_CHARS else self._in_parts(text):
             for start in range(0, len(more), IDS_AT_ONCE):
                 ids.extend(more[start : start + IDS_AT_ONCE])
+
+    def _in_parts(self, text: str) -> "list[array[int]]":
+        source = self._json, self.encoder
+        in_parts = entry("stenograph.model.text_cuts:ids_in_parts")
+        parts: list[array[int]] = in_parts(self._encoder.plain, self._encoded, text, source=source)
+        return parts
 
     def _encoded(self, text: str) -> "array[int]":
         """Ids of a text without added tokens; not the caller's to change."""

@@ -1,5 +1,6 @@
 """A real tokenizer gives the parts of a cut text the ids that it gives the whole."""
 
+from array import array
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
@@ -74,4 +75,21 @@ def test_a_run_of_many_ids_is_cut_with_the_ids_of_the_whole(real: Callable[..., 
     parts = cuts_of(model.files.tokenizer_json).parts(encode, text)
     assert max(end - start for (start, _), (end, _) in pairwise(parts)) < 100 + LONGEST
     assert len(text) - parts[-1][0] < 4 * LONGEST + 100
+    assert [token_id for _, part in parts for token_id in part] == list(encode(text))
+
+
+@pytest.mark.parametrize("name", LIGHT)
+@pytest.mark.parametrize("unit", [" ", "\u3000", "\n", "春"])
+def test_no_part_is_longer_than_the_most_but_all_the_rest(real: Callable[..., Any], name: str, unit: str) -> None:
+    model = real(name)
+    encode, text = model.renderer.tokenizer.encode_plain, "ab 春 c" * 100 + unit * 3000 + "Za 1" * 400
+    plain = tokenizers.Tokenizer.from_str(plain_tokenizer_json(read_tokenizer_json(model.files.tokenizer_json)))
+    asked: list[str] = []
+
+    def record(part: str) -> "array[int]":
+        asked.append(part)
+        return array("i", encode(part))
+
+    parts = TextCuts(plain, at_once=100, at_most=1000).parts(record, text)
+    assert all(len(part) <= 1000 or text.endswith(part) for part in asked)
     assert [token_id for _, part in parts for token_id in part] == list(encode(text))

@@ -21,21 +21,10 @@ from stenograph.families.load import load_renderer
 from stenograph.model.files import ModelFiles
 from stenograph.text.renderer import Renderer
 
+from ....o200k import O200K_PATTERN
+
 MARKS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
 O200K_SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
-LETTERS = (r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?")
-O200K_PATTERN = "|".join(
-    (
-        r"[^\r\n\p{L}\p{N}]?" + "{}*{}+{}".format(*LETTERS),
-        r"[^\r\n\p{L}\p{N}]?" + "{}+{}*{}".format(*LETTERS),
-        r"\p{N}{1,3}",
-        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
-        r"\s*[\r\n]+",
-        r"\s+(?!\S)",
-        r"\s+",
-    )
-)
-"""Between what o200k_base merges no pieces: as tiktoken publishes it."""
 
 
 @pytest.fixture(scope="session")
@@ -134,7 +123,7 @@ def files() -> ModelFiles:
         vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     reference.train_from_iterator(["assistant analysis commentary final to=functions. json " * 9], trainer)
-    reference.add_special_tokens(["<|endoftext|>", *MARKS])
+    reference.add_special_tokens(["<|endoftext|>", *MARKS])  # pyright: ignore[reportUnknownMemberType]
     return ModelFiles(
         name="tiny",
         path=Path("tiny"),
