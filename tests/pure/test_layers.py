@@ -72,6 +72,7 @@ PURE = (
     "client/samples",
     "client/scores",
     "client/shown",
+    "client/tree",
     "client/errors",
     "trainers",
     "session/kinds",
@@ -133,7 +134,7 @@ TASK_OWNERS = {
 }
 
 AT_A_TRAINER = {
-    "client": {"client", "core/errors", "core/support", "aiohttp", "numpy"},
+    "client": {"client", "core/errors", "core/prefix_tree", "core/support", "aiohttp", "numpy"},
     "trainers": {"client", "trainers", "numpy"},
     "envs": {"client", "envs", "core/loaded", "core/whole_file", "aiohttp"},
 }

@@ -205,7 +205,7 @@ class ClaimRoutes:
             self.over.add(session.id)
             return False
         has_ended = outcome is not None and outcome.verdict not in NOT_TRAINED and not session.is_busy
-        if not has_ended or not session.nodes or isinstance(session.refusal, ModelMismatch):
+        if not has_ended or isinstance(session.refusal, ModelMismatch) or not _has_own_tokens(session):
             return False
         is_own = _own_claim(session, claim_id) is not None
         return is_own or account.is_free(self.sessions.manager.sessions.clock.wall())
@@ -274,6 +274,13 @@ async def _in_turn(ids: Iterable[str]) -> AsyncGenerator[str, None]:
         yield session_id
         if num % _AT_ONCE == 0:
             await asyncio.sleep(0)
+
+
+def _has_own_tokens(session: Session) -> bool:
+    """Whether a session has a turn, and of a fork one of its own: the others are trained where they were sampled."""
+    if session.options.fork is None:
+        return bool(session.nodes)
+    return any(len(node.turn.sampled.ids) > node.turn.num_inherited for node in session.nodes)
 
 
 def _own_claim(session: Session, claim_id: str) -> Claim | None:

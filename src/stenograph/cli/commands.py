@@ -270,7 +270,7 @@ def _tenant_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
-    formats = entry("stenograph.dialects.settings:SAMPLE_FORMATS")
+    formats = entry("stenograph.dialects.settings:FILE_FORMATS")
     parser.add_argument(
         "folder",
         metavar="DIR",

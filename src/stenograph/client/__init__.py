@@ -29,3 +29,6 @@ from stenograph.client.samples import decoded as decoded
 from stenograph.client.session import RolloutSession as RolloutSession
 from stenograph.client.sync import SyncClient as SyncClient
 from stenograph.client.sync import SyncRolloutSession as SyncRolloutSession
+from stenograph.client.tree import Tree as Tree
+from stenograph.client.tree import TreePath as TreePath
+from stenograph.client.tree import tree_of as tree_of

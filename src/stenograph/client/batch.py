@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 from stenograph.client.samples import DecodedSamples, Reward
 from stenograph.client.session import RolloutEnd
 from stenograph.client.shown import error_line, html_page, one_line, printable, repr_line, reward_text
+from stenograph.client.tree import Tree, tree_of
 
 T = TypeVar("T")
 
@@ -63,6 +64,10 @@ class RolloutGroup(Generic[T]):
     is_whole: bool
     rollouts: tuple[Rollout[T], ...]
     others: tuple[Rollout[T], ...]
+
+    def tree(self) -> Tree:
+        """The samples of the counted rollouts as one tree, in their order."""
+        return tree_of(sample for rollout in self.rollouts for sample in rollout.samples or ())
 
     def __repr__(self) -> str:
         rewards = one_line(", ".join(reward_text(rollout.reward) for rollout in self.rollouts))

@@ -6,7 +6,7 @@ START READING HERE in this package. It knows the server by HTTP alone.
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -21,6 +21,7 @@ from stenograph.client.progress import PrintedProgress, ProgressSink
 from stenograph.client.rollouts import Agent, BatchOptions, FieldsOf, RolloutRun, RolloutSink
 from stenograph.client.samples import DecodedSamples, SampleOptions
 from stenograph.client.session import RolloutSession, SessionFields
+from stenograph.client.tree import Tree, framed_tree
 
 T = TypeVar("T")
 
@@ -195,6 +196,17 @@ class Client:
         root = f"{claim.url}/sessions/{session_id}"
         session = RolloutSession(self._calls, id=session_id, base_url=f"{root}/v1", root_url=root, api_key=session_id)
         return await session.samples(**options)
+
+    async def trees(
+        self, *, group: str | None = None, sessions: Sequence[str] = (), **options: Unpack[SampleOptions]
+    ) -> list[Tree]:
+        """The samples of a group's sessions, or of these, as one tree of each server that has some: a session with its
+        forks, the rollouts of a task. Raises BadPayload where one of the sessions has an error in place of samples."""
+        asked: JsonObject = {"group": group} if group is not None else {"sessions": list(sessions)}
+        body = {**asked, **cast("JsonObject", options), "format": "tree"}
+        answers = [await self._calls.call("POST", f"{one.url}/samples", body) for one in self._addresses]
+        trees = [await asyncio.to_thread(framed_tree, answer) for answer in answers]
+        return [tree for tree in trees if tree.paths]
 
     async def abandon(self, group: str, *, first: int = 0) -> int:
         """End a group's open rollouts on every server, once `first` of a server's have ended; how many there were."""

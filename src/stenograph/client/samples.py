@@ -249,17 +249,17 @@ def decoded(payload: bytes) -> DecodedSamples:
 
 
 def _decoded(payload: bytes) -> DecodedSamples:
-    tensors = _tensors(payload)
+    tensors = read_tensors(payload)
     meta = json.loads(tensors[META].tobytes())
     return DecodedSamples(
-        samples=tuple(_sample(fields, tensors, index) for index, fields in enumerate(meta["samples"])),
+        samples=tuple(read_sample(fields, tensors, index) for index, fields in enumerate(meta["samples"])),
         session_metadata=meta["session_metadata"],
         empty_reason=meta["empty_reason"],
         payload=payload,
     )
 
 
-def _tensors(payload: bytes) -> dict[str, NDArray[np.generic]]:
+def read_tensors(payload: bytes) -> dict[str, NDArray[np.generic]]:
     """The tensors by name: eight bytes for the length of the header, the header as JSON, the data."""
     start = 8 + int.from_bytes(payload[:8], "little")
     if len(payload) < start:
@@ -278,7 +278,7 @@ def _tensors(payload: bytes) -> dict[str, NDArray[np.generic]]:
     return found
 
 
-def _sample(fields: Mapping[str, object], tensors: Mapping[str, NDArray[np.generic]], index: int) -> DecodedSample:
+def read_sample(fields: Mapping[str, object], tensors: Mapping[str, NDArray[np.generic]], index: int) -> DecodedSample:
     spans = cast("list[Mapping[str, object]]", fields["weight_spans"])
     counts = cast("Mapping[str, int]", fields.get("prefix_cache_info", {}))
     return DecodedSample(

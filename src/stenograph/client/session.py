@@ -12,6 +12,7 @@ from stenograph.client.calls import HttpCalls, JsonObject, as_object
 from stenograph.client.errors import BadPayload, ClientError, SessionGone
 from stenograph.client.samples import DecodedSamples, Reward, SampleOptions, decoded
 from stenograph.client.scores import ScoreOptions, SessionScores, decoded_scores
+from stenograph.client.tree import Tree, decoded_tree
 
 RolloutEnd = Literal["ok", "agent_failed", "infra_failed", "aborted"]
 """The verdicts of `PUT …/outcome`."""
@@ -153,6 +154,12 @@ class RolloutSession:
         if len(payload) < LARGE_PAYLOAD_BYTES:
             return decoded(payload)
         return await asyncio.to_thread(decoded, payload)
+
+    async def tree(self, **options: Unpack[SampleOptions]) -> Tree:
+        """The session's samples as a tree: what several begin with is in it once. Raises as `samples`."""
+        body = {**cast("dict[str, object]", options), "format": "tree"}
+        payload = await self._calls.call("POST", f"{self.root_url}/samples", body)
+        return await asyncio.to_thread(decoded_tree, [payload])
 
     async def score(self, **options: Unpack[ScoreOptions]) -> SessionScores:
         """Score the session's recorded tokens by one pass, kept under its `name` for samples (`scores=[name]`)."""

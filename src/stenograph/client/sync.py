@@ -17,6 +17,7 @@ from stenograph.client.samples import DecodedSamples, Reward, SampleOptions
 from stenograph.client.scores import ScoreOptions, SessionScores
 from stenograph.client.session import RolloutEnd, RolloutSession, SessionFields
 from stenograph.client.shown import repr_line
+from stenograph.client.tree import Tree
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -94,6 +95,10 @@ class SyncRolloutSession:
     def samples(self, **options: Unpack[SampleOptions]) -> DecodedSamples:
         """As `RolloutSession.samples`."""
         return self._thread.run(self._session.samples(**options))
+
+    def tree(self, **options: Unpack[SampleOptions]) -> Tree:
+        """As `RolloutSession.tree`."""
+        return self._thread.run(self._session.tree(**options))
 
     def score(self, **options: Unpack[ScoreOptions]) -> SessionScores:
         """As `RolloutSession.score`."""
@@ -227,6 +232,12 @@ class SyncClient:
     def claim(self, step: int, n: int, **fields: Unpack[ClaimFields]) -> SampleClaim:
         """As `Client.claim`."""
         return self._open_thread().run(self._client.claim(step, n, **fields))
+
+    def trees(
+        self, *, group: str | None = None, sessions: Sequence[str] = (), **options: Unpack[SampleOptions]
+    ) -> list[Tree]:
+        """As `Client.trees`."""
+        return self._open_thread().run(self._client.trees(group=group, sessions=sessions, **options))
 
     def claimed_samples(self, claim: SampleClaim, session_id: str, **options: Unpack[SampleOptions]) -> DecodedSamples:
         """As `Client.claimed_samples`."""

@@ -24,7 +24,7 @@ from stenograph.dialects.common.sampling_rules import WireSamplingRules, name_kn
 from stenograph.dialects.common.template_input import TemplateKwargs, check_depth, check_template_kwargs
 from stenograph.dialects.settings import SAMPLE_FORMATS
 
-BULK_FORMATS = ("safetensors", "arrow")
+BULK_FORMATS = ("safetensors", "arrow", "tree")
 SESSION_STATES = ("busy", "idle", "open", "ended")
 MAX_LISTED = 10_000
 """Most ids of sessions in one request."""

@@ -29,8 +29,10 @@ class UnknownFields(enum.StrEnum):
     RECORD = "record"
 
 
-SAMPLE_FORMATS = ("safetensors", "json", "arrow")
-"""Formats of a session's samples; the first is the default."""
+FILE_FORMATS = ("safetensors", "json", "arrow")
+"""Formats of a file of samples; the first is the default."""
+SAMPLE_FORMATS = (*FILE_FORMATS, "tree")
+"""Formats of a session's samples."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,6 +70,11 @@ def to_safetensors(
         meta.append(piece)
         yield b""
     tensors.append(Tensor(name=META, dtype="|u1", shape=(sum(map(len, meta)),), pieces=iter(meta)))
+    yield from payload(tensors)
+
+
+def payload(tensors: list[Tensor]) -> Iterator[bytes]:
+    """These tensors, which it sorts as the library does, as one payload, in pieces."""
     order = {dtype: place for place, dtype in enumerate(FORMAT_NAMES)}
     tensors.sort(key=lambda tensor: (order[tensor.dtype], tensor.name))
     entries: list[bytes] = []
@@ -111,15 +116,15 @@ def _entries(tensors: Sequence[Tensor]) -> Iterator[bytes]:
 
 
 def sample_tensors(sample: Sample, index: int) -> Iterator[Tensor]:
-    yield _tensor(f"tokens.{index}", "<i8", as_numpy(sample.tokens))
-    yield _tensor(f"loss_mask.{index}", "|u1", np.frombuffer(sample.loss_mask, np.uint8))
-    yield _tensor(f"rollout_log_probs.{index}", "<f8", as_numpy(sample.rollout_log_probs))
+    yield tensor_of(f"tokens.{index}", "<i8", as_numpy(sample.tokens))
+    yield tensor_of(f"loss_mask.{index}", "|u1", np.frombuffer(sample.loss_mask, np.uint8))
+    yield tensor_of(f"rollout_log_probs.{index}", "<f8", as_numpy(sample.rollout_log_probs))
     for name, replay in _replays(sample).items():
         if replay is not None:
-            yield _tensor(f"{name}.{index}", replay.dtype.newbyteorder("<").str, replay)
+            yield tensor_of(f"{name}.{index}", replay.dtype.newbyteorder("<").str, replay)
 
 
-def _tensor(name: str, dtype: str, values: NDArray[np.generic]) -> Tensor:
+def tensor_of(name: str, dtype: str, values: NDArray[np.generic]) -> Tensor:
     flat = values.reshape(-1)
     starts = range(0, len(flat), _PIECE_VALUES)
     pieces = (flat[start : start + _PIECE_VALUES].astype(dtype, copy=False).tobytes() for start in starts)

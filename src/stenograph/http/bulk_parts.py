@@ -20,6 +20,7 @@ from stenograph.dialects.sessions import BulkSamplesRequest
 from stenograph.export.arrow import bulk_arrow
 from stenograph.export.group_rollouts import RolloutFacts
 from stenograph.export.safetensors import to_safetensors
+from stenograph.http.responses import tree_payload
 from stenograph.http.route import tag_seen_by
 from stenograph.http.session_routes import SessionRoutes, delete_as_it_was, revision_of
 from stenograph.http.wire import count_error
@@ -173,8 +174,11 @@ class OwnParts:
         follow it. Raises StenographError."""
         session = await self.sessions.manager.sessions.peek(session_id)
         revision = revision_of(session)
-        made, metadata, _ = await self.sessions.made_samples(session, self.sessions.wishes(wire))
-        payload = to_safetensors(made.samples, session_metadata=metadata, empty_reason=made.empty_reason)
+        made, metadata, num_bytes = await self.sessions.made_samples(session, self.sessions.wishes(wire))
+        if wire.format == "tree":
+            payload = await tree_payload(self.sessions.pool, made, metadata, num_bytes)
+        else:
+            payload = to_safetensors(made.samples, session_metadata=metadata, empty_reason=made.empty_reason)
         pieces = [piece async for piece in self.sessions.share.pieces(payload) if piece]
         head = msgspec.json.encode({"session_id": session_id, "num_samples": len(made.samples)})
 

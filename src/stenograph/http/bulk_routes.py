@@ -9,7 +9,8 @@ import logging
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TypedDict
+from functools import partial
+from typing import TYPE_CHECKING, TypedDict
 
 import msgspec
 from starlette.requests import Request
@@ -18,6 +19,7 @@ from starlette.responses import Response
 from stenograph.core.errors import InvalidRequest, SessionNotFound, WorkerUnavailable
 from stenograph.core.json_types import Count, Hex32
 from stenograph.core.kinds import HistoryKind
+from stenograph.core.loaded import entry
 from stenograph.dialects.sessions import SESSION_STATES, BulkSamplesRequest, decode_bulk_samples
 from stenograph.export.arrow import MEDIA_TYPE, ArrowMissing, bulk_arrow
 from stenograph.export.records import DiscardedTurns, WireOutcome, outcome_json
@@ -42,9 +44,12 @@ from stenograph.http.route import (
 )
 from stenograph.http.session_routes import LIMIT, MAX_PAGE, REVISION_HEADER, SessionRoutes, check_known, filter_of
 from stenograph.http.wire import ClientLink, count_error, delivery_of, header_value
-from stenograph.offload.pool import INLINE_BELOW_BYTES
+from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
 from stenograph.session.selection import SessionFilter, SessionState, selected
 from stenograph.session.storage import FORGOTTEN_TURNS, Listed
+
+if TYPE_CHECKING:
+    from stenograph.export.tree import TreeJoin
 
 log = logging.getLogger(__name__)
 
@@ -205,7 +210,7 @@ class BulkRoutes:
         told, arrow, ids = _Told(), bulk_arrow() if wire.format == "arrow" else None, _ids(wire, parts_of)
         if arrow is not None:
             yield arrow.head()
-        parts = _parts(ids, wire, link, told, parts_of)
+        parts = _parts(ids, wire, link, told, parts_of, self.sessions.pool)
         try:
             async with aclosing(ids), aclosing(parts):
                 async for piece in parts:
@@ -236,12 +241,18 @@ def _groups(sizes: Sequence[tuple[str, int]]) -> Iterator[list[str]]:
 
 
 async def _parts(
-    ids: AsyncGenerator[str, None], wire: BulkSamplesRequest, link: ClientLink, told: _Told, parts: SessionParts
+    ids: AsyncGenerator[str, None],
+    wire: BulkSamplesRequest,
+    link: ClientLink,
+    told: _Told,
+    parts: SessionParts,
+    pool: CpuPool,
 ) -> Pieces:
     """Each session's part, and its deletion once the part has left. Raises WorkerUnavailable."""
+    tree: TreeJoin | None = entry("stenograph.export.tree:TreeJoin")() if wire.format == "tree" else None
     async for session_id in ids:
-        async with parts.part(session_id, wire) as part:
-            async for piece in part.pieces:
+        async with parts.part(session_id, wire) as part, aclosing(_joined(part.pieces, tree, pool)) as pieces:
+            async for piece in pieces:
                 yield piece
         await asyncio.sleep(0)  # of a small session the loop makes every part itself
         told.sessions += 1
@@ -251,6 +262,16 @@ async def _parts(
             has_gone = await link.has_left() and await parts.delete(session_id, part.revision)
             told.deleted += has_gone
             told.not_deleted += [] if has_gone else [session_id]
+
+
+async def _joined(pieces: Pieces, tree: "TreeJoin | None", pool: CpuPool) -> Pieces:
+    """The pieces of a part, of a tree whole, as one that goes on with those before it."""
+    if tree is None:
+        async for piece in pieces:
+            yield piece
+        return
+    frame = b"".join([piece async for piece in pieces])
+    yield memoryview(await pool.run(partial(tree.frame, frame), num_bytes=len(frame)))
 
 
 async def _ids(wire: BulkSamplesRequest, parts: SessionParts) -> AsyncGenerator[str, None]:

@@ -1,13 +1,19 @@
 """Answers of routes served by Starlette: values as JSON, whole or in pieces."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import chain, islice
+from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.responses import Response, StreamingResponse
 
 from stenograph.core.json_pieces import joined, json_pieces
-from stenograph.offload.pool import LoopShare
+from stenograph.core.loaded import entry
+from stenograph.offload.pool import CpuPool, LoopShare
+
+if TYPE_CHECKING:
+    from stenograph.export.samples import SampleSet
 
 WHOLE_PIECES = 2
 """An answer of no more pieces than this is sent whole, with its length."""
@@ -29,3 +35,12 @@ def in_pieces(share: LoopShare, pieces: Iterator[bytes], *, media_type: str) -> 
 def json_in_pieces(share: LoopShare, value: object) -> Response:
     """A value as `json_pieces` writes it; like `json_response`, for large values."""
     return in_pieces(share, joined(json_pieces(value)), media_type="application/json")
+
+
+async def tree_payload(
+    pool: CpuPool, made: "SampleSet", session_metadata: Mapping[str, object], num_bytes: int
+) -> Iterator[bytes]:
+    """A session's samples as a tree, in pieces for the loop; they are about `num_bytes`."""
+    tree = await pool.run(partial(entry("stenograph.export.tree:sample_tree"), made), num_bytes=num_bytes)
+    pieces: Iterator[bytes] = tree.pieces(session_metadata)
+    return pieces

@@ -57,7 +57,7 @@ from stenograph.http.auth import KEY_QUERY
 from stenograph.http.create_route import decoded
 from stenograph.http.line_drifts import DriftReports, LineDrifts, drift_reports
 from stenograph.http.metrics import Metrics
-from stenograph.http.responses import in_pieces, json_in_pieces, json_response
+from stenograph.http.responses import in_pieces, json_in_pieces, json_response, tree_payload
 from stenograph.http.route import STORED, All, Needs, Reach, Schema, in_json, one_answer, parameter, route, tag_seen_by
 from stenograph.http.settings import Settings
 from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool, LoopShare
@@ -236,7 +236,10 @@ class SessionRoutes:
             except ArrowMissing as error:
                 raise InvalidRequest(str(error), param="/format") from error
             return StreamingResponse(self._arrow_pieces(messages, num_bytes=num_bytes), media_type=MEDIA_TYPE)
-        payload = to_safetensors(made.samples, session_metadata=metadata, empty_reason=made.empty_reason)
+        if wire.format == "tree":
+            payload = await tree_payload(self.pool, made, metadata, num_bytes)
+        else:
+            payload = to_safetensors(made.samples, session_metadata=metadata, empty_reason=made.empty_reason)
         return in_pieces(self.share, payload, media_type="application/octet-stream")
 
     @route(
