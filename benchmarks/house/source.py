@@ -3,7 +3,7 @@
 import ast
 import io
 import tokenize
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,15 +12,11 @@ NO_CODE = {
     tokenize.ENDMARKER,
 }  # fmt: skip
 
-PARTS: Mapping[str, tuple[str, ...]] = {
-    "embedded": ("embedded",),
-    "cluster": ("cluster",),
-    "console": ("console",),
-    "weights": ("weights",),
-    "otel": ("otel",), "backup": ("backup",), "scores": ("scores",), "tenants": ("tenants",),
-    "verify": ("verify",),
-}  # fmt: skip
-"""The modules of each part. What is in none is the core, but for the rooms outside it."""
+PARTS = (
+    "accounts", "backup", "cluster", "console", "embedded", "fork", "otel", "replay", "scores", "tenants", "verify",
+    "weights",
+)  # fmt: skip
+"""The rooms of parts. What is in none is the core, but for the rooms outside it."""
 
 OUTSIDE = ("cli", "conformance", "client", "trainers")
 """Rooms that are neither core nor part: the command line names the parts, the others know the server by HTTP."""
@@ -126,7 +122,7 @@ def nevers(root: Path) -> dict[str, list[str]]:
 
 def part_of(module: str) -> str | None:
     """The part that a module belongs to; None for one of the core, or outside."""
-    return next((part for part, names in PARTS.items() if _is_in(module, *names)), None)
+    return next((part for part in PARTS if _is_in(module, part)), None)
 
 
 def _protocol(module: str) -> str | None:

@@ -2,16 +2,18 @@
 
     python -m benchmarks.streaming.load '{"model": "…", "num_requests": 256, …}'
 
-It loads the model and makes the prompts, says `{"ready": …}`, then does one measurement for each line on stdin (a
-`Variant`), each with a fresh loop and a fresh core over the same weights, and reports it as a line of JSON; meanwhile
-lines with `progress` come.
+It loads the model, says `{"ready": …}`, and measures once for each line on stdin (a `Variant`), with a fresh loop and a
+fresh core over the same weights; a line of JSON reports it, and meanwhile lines with `progress` come.
 """
 
 import queue
 import sys
 import time
+from array import array
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -33,7 +35,6 @@ from stenograph.embedded.grammar.cache import GrammarCompiler
 from stenograph.embedded.kv.block_pool import BLOCK_TOKENS
 from stenograph.embedded.loop import EngineLoop
 from stenograph.embedded.options import EmbeddedOptions
-from stenograph.embedded.times import RequestTimes
 from stenograph.embedded.wire import Failed, Sampled
 from stenograph.model.files import load_model_files
 from stenograph.model.tokenizer import Tokenizer
@@ -82,42 +83,46 @@ class Submitted:
     returned_s: float
 
 
-Ended = tuple[Sampled | Failed, RequestTimes]
-"""A request's last event, and its times."""
+Ended = tuple[Sampled | Failed, list[float]]
+"""A request's last event, and the times of its tokens and of its end."""
 
 
 class Listener:
-    """Takes a loop's events, and keeps the ends."""
+    """Takes a loop's events, and keeps the ends; tokenizes for it, and keeps when each text had its ids."""
 
-    def __init__(self) -> None:
-        self.loop: EngineLoop | None = None
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.done_s = defaultdict[str, deque[float]](deque)
+        self._times_s = defaultdict[RequestId, list[float]](list)
         self._ended = queue.SimpleQueue[Ended]()
         self._num_sampled = 0
 
+    def encode(self, text: str, /) -> "array[int]":
+        """Ids [T]."""
+        ids = self._tokenizer.encode(text)
+        self.done_s[text].append(time.monotonic())
+        return ids
+
     def emit(self, events: Sequence[Sampled | Failed]) -> None:
         """On the loop's thread."""
-        assert self.loop is not None, "events come from a loop"
+        now = time.monotonic()
         for event in events:
-            if isinstance(event, Sampled):
-                self._num_sampled += len(event.chunk.ids)
-                if event.chunk.finish is None:
-                    continue
-            if (times := self.loop.pop_times(event.request_id)) is not None:
-                self._ended.put((event, times))
+            num = len(event.chunk.ids) if isinstance(event, Sampled) else 0
+            self._num_sampled += num
+            self._times_s[event.request_id] += [now] * num
+            if isinstance(event, Failed) or event.chunk.finish is not None:
+                self._ended.put((event, [*self._times_s.pop(event.request_id), now]))
 
     def take(self, num: int, note: Callable[[int, int], None]) -> dict[RequestId, Ended]:
-        """Wait until `num` requests have ended.
-
-        `note` gets now and then how many have, and how many tokens were sampled since the last call.
-        """
+        """Wait until `num` requests have ended; `note` gets now and then how many have, and how many tokens came."""
         ended: dict[RequestId, Ended] = {}
         while len(ended) < num:
             try:
-                event, times = self._ended.get(timeout=PROGRESS_S)
+                event, times_s = self._ended.get(timeout=PROGRESS_S)
             except queue.Empty:
                 note(len(ended), self._num_sampled)
             else:
-                ended[event.request_id] = event, times
+                ended[event.request_id] = event, times_s
         self._num_sampled = 0
         return ended
 
@@ -162,14 +167,12 @@ class StreamingLoad:
 
     def measure(self, variant: Variant) -> dict[str, object]:
         """All requests once; returns the report."""
-        listener = Listener()
-        loop = listener.loop = EngineLoop(
-            self._tokenizer, num_workers=variant.num_workers, emit=listener.emit, clock=SystemClock()
-        )
+        listener = Listener(self._tokenizer)
+        loop = EngineLoop(listener, num_workers=variant.num_workers, emit=listener.emit, clock=SystemClock())
         loop.start(self._core(loop))
         try:
             self._submit(loop, self._warm_up, variant, interval_s=0.0)
-            listener.take(len(self._warm_up), _no_note)
+            listener.take(len(self._warm_up), lambda *_: None)
             with nothing_collected():
                 cpu_s = time.process_time()
                 submitted = self._submit(loop, self._prompts, variant, interval_s=self._plan.submit_interval_ms / 1e3)
@@ -177,7 +180,7 @@ class StreamingLoad:
                 cpu_s = time.process_time() - cpu_s
         finally:
             loop.close()
-        return self._report(submitted, ended, cpu_s)
+        return self._report(submitted, ended, listener, cpu_s)
 
     def _core(self, loop: EngineLoop) -> EngineCore:
         limits = replace(EngineLimits.of(self._plan.engine), max_prefills=self._plan.max_prefills)
@@ -220,17 +223,20 @@ class StreamingLoad:
             submitted.append(Submitted(request_id=request_id, due_s=due_s, called_s=called_s, returned_s=returned_s))
         return submitted
 
-    def _report(self, submitted: Sequence[Submitted], ended: dict[RequestId, Ended], cpu_s: float) -> dict[str, object]:
+    def _report(
+        self, submitted: Sequence[Submitted], ended: dict[RequestId, Ended], listener: Listener, cpu_s: float
+    ) -> dict[str, object]:
         failures = Failures()
         rows: list[dict[str, object]] = []
         zero_s = submitted[0].called_s
         for one, prompt in zip(submitted, self._prompts, strict=True):
-            event, times = ended[one.request_id]
+            event, times_s = ended[one.request_id]
+            done_s = listener.done_s[prompt.text].popleft() if listener.done_s[prompt.text] else one.called_s
             if isinstance(event, Failed):
                 failures.add(RequestFailed(event.kind, event.message))
             else:
-                rows.append(_row(one, prompt, event, times, zero_s))
-        last_s = max((times.finished or zero_s) for _, times in ended.values())
+                rows.append(_row(one, prompt, event, times_s, done_s, zero_s))
+        last_s = max(times_s[-1] for _, times_s in ended.values())
         return {
             "step": "run",
             "num_ok": len(rows),
@@ -249,24 +255,25 @@ class StreamingLoad:
         say({"progress": num_ended, "of": self._plan.num_requests, "tokens": num_sampled})
 
 
-def _row(one: Submitted, prompt: TextPrompt, event: Sampled, times: RequestTimes, zero_s: float) -> dict[str, object]:
-    parts = {"tokenize_ms": times.tokenize_s, "queue_ms": times.queue_s, "prefill_ms": times.prefill_s}
+def _row(
+    one: Submitted, prompt: TextPrompt, event: Sampled, times_s: list[float], done_s: float, zero_s: float
+) -> dict[str, object]:
+    times = event.chunk.times
+    assert times is not None, "an ended request has its times"
+    points = (times.submitted, max(times.submitted, done_s), times.admitted, times.first_token)
     reply = TimedReply(
-        pieces_s=list(times.tokens),
-        end_s=times.finished or 0.0,
+        pieces_s=[times.first_token, *times_s[1:-1]][: len(times_s) - 1],
+        end_s=times.finished,
         num_prompt=len(prompt.ids),
         num_cached=event.chunk.num_cached_tokens,
-        num_completion=len(times.tokens),
+        num_completion=len(times_s) - 1,
     )
+    parts = zip(("tokenize_ms", "queue_ms", "prefill_ms"), pairwise(points), strict=True)
     return {
         "submitted_ms": milliseconds(one.called_s - zero_s),
-        **{name: None if span is None else milliseconds(span) for name, span in parts.items()},
+        **{name: milliseconds(end - begin) for name, (begin, end) in parts},
         **reply.facts(times.submitted),
     }
-
-
-def _no_note(num_ended: int, num_sampled: int) -> None:
-    """A warm-up says nothing."""
 
 
 def main() -> int:

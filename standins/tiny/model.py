@@ -12,8 +12,7 @@ from stenograph.embedded.engine_core import EngineCore, EngineLimits
 from stenograph.embedded.forward.numpy_forward import NumpyForward
 from stenograph.embedded.forward.weights import load_weights
 from stenograph.embedded.grammar.cache import GrammarCompiler
-from stenograph.embedded.times import Times
-from stenograph.embedded.wire import Failed, Sampled
+from stenograph.embedded.wire import Failed, Sampled, Times
 from stenograph.engine.validate import TurnCollector
 from stenograph.model.files import load_model_files
 from stenograph.model.tokenizer import Tokenizer
@@ -67,7 +66,6 @@ class TinyModel:
                     chunks.append(event.chunk)
                 else:
                     failed = event
-        self._core.pop_times(_REQUEST)
         return chunks if failed is None else failed
 
     def logprobs(self, chunks: Sequence[Chunk], params: SamplingParams, report: LogprobsReport) -> tuple[float, ...]:

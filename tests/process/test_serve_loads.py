@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.house.__main__ import chatted, one_engine
-from benchmarks.house.source import PARTS
+from benchmarks.house.source import part_of
 from benchmarks.house.watched import PRODUCT
 from benchmarks.kit.processes import Children
 from benchmarks.kit.reply_shape import ReplyShape
@@ -43,12 +43,7 @@ def names(files: list[Path]) -> set[str]:
 
 def parts_of(loaded: set[str]) -> set[str]:
     """Parts with a module that is loaded."""
-    return {
-        part
-        for part, prefixes in PARTS.items()
-        for name in loaded
-        if any(name == prefix or name.startswith(f"{prefix}/") for prefix in prefixes)
-    }
+    return {part for name in loaded if (part := part_of(name)) is not None}
 
 
 def test_one_engine_loads_no_other_and_no_part(tiny: Path, tmp_path: Path, children: Children) -> None:

@@ -73,8 +73,6 @@ def main() -> None:
 
     def emit(events: Sequence[Sampled | Failed]) -> None:
         engine = loaded.result()
-        for event in events:
-            engine.loop.pop_times(event.request_id)  # there with the last event, which has what the server wants
         took = engine.grammars.times.take()
         send(*events, *((GrammarTook(durations_s=dict(took)),) if took else ()))
 

@@ -26,8 +26,7 @@ from stenograph.embedded.pace import Pace
 from stenograph.embedded.sampler import BadLogits, DeadEnd
 from stenograph.embedded.scheduler import Budget, Running, Share, Waiting, plan
 from stenograph.embedded.sequence import ForcedSequence, Sequence
-from stenograph.embedded.times import RequestTimes, Times
-from stenograph.embedded.wire import Failed, FailureKind, Sampled
+from stenograph.embedded.wire import Failed, FailureKind, Sampled, Times
 
 if TYPE_CHECKING:
     from stenograph.model.tokenizer import Tokenizer
@@ -113,7 +112,6 @@ class EngineCore:
         self._by_id: dict[RequestId, Sequence] = {}
         self._num_preempted = 0
         self._is_paused = False
-        self._ended: dict[RequestId, RequestTimes] = {}
 
     def __repr__(self) -> str:
         return f"<EngineCore {len(self._waiting)} waiting, {len(self._running)} running>"
@@ -225,10 +223,6 @@ class EngineCore:
         for sequence in self._by_id.values():
             sequence.restart()
         return self._forward.swap(prepared), num_running
-
-    def pop_times(self, request_id: RequestId) -> RequestTimes | None:
-        """The times of an ended request; they are kept until this is called once."""
-        return self._ended.pop(request_id, None)
 
     def step(self) -> list[Sampled | Failed]:
         """Run one step: preempt, admit and compute as planned, then sample. Returns the events in order."""
@@ -379,12 +373,12 @@ class EngineCore:
 
     def _end(self, sequence: Sequence, chunk: Chunk) -> Sampled:
         """Forget a request; `chunk`, its last, gets its times."""
-        times = self._forget(sequence)
+        times, now = sequence.times, self._forget(sequence)
         engine_times = EngineTimes(
             submitted=times.submitted,
-            admitted=times.admitted or times.finished,
-            first_token=times.first_token or times.finished,
-            finished=times.finished,
+            admitted=times.admitted or now,
+            first_token=times.first_token or now,
+            finished=now,
         )
         return Sampled(
             request_id=sequence.request_id,
@@ -395,17 +389,16 @@ class EngineCore:
         self._forget(sequence)
         return Failed(request_id=sequence.request_id, kind=kind, message=message)
 
-    def _forget(self, sequence: Sequence) -> Times:
+    def _forget(self, sequence: Sequence) -> float:
+        """Give back what it holds. Returns the time of its end."""
         now = self._clock.monotonic()
         self._pace.ended(now)
-        sequence.times.finished = now
-        self._ended[sequence.request_id] = sequence.times.view()
         del self._by_id[sequence.request_id]
         (self._waiting if sequence.table is None else self._running).remove(sequence)
         if sequence.guide is not None:
             sequence.guide.abandon()
         self._close(sequence)
-        return sequence.times
+        return now
 
     def _close(self, sequence: Sequence) -> None:
         if sequence.table is not None:

@@ -10,7 +10,6 @@ import queue
 import threading
 import uuid
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,15 +17,11 @@ from typing import Protocol
 from stenograph.core.clock import Clock
 from stenograph.core.errors import CallerError, EngineUnavailable, NobodyError, StenographError, TokenizationFailed
 from stenograph.core.types import Chunk, EngineTimes, Finish, FinishReason, RequestId, SamplingParams
-from stenograph.embedded.times import RequestTimes, Times
 from stenograph.embedded.tokenize_workers import TextTokenizer, Tokenized, TokenizeStats, TokenizeWorkers
-from stenograph.embedded.wire import Failed, FailureKind, Sampled
+from stenograph.embedded.wire import Failed, FailureKind, Sampled, Times
 
 MAX_ARRIVING = 1024
 """The most requests on their way to the engine; more are refused."""
-
-KEPT_TIMES = 4096
-"""The most ended requests with their times kept; the oldest are dropped first."""
 
 Emit = Callable[[Sequence[Sampled | Failed]], None]
 """Takes events in order, on the stepping thread, at most once a step and once before it; it may call the loop."""
@@ -71,10 +66,6 @@ class SteppedCore(Protocol):
         """One step; the events, in order."""
         ...
 
-    def pop_times(self, request_id: RequestId) -> RequestTimes | None:
-        """The times of an ended request; kept until this is called once."""
-        ...
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopStats:
@@ -101,11 +92,10 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _Arrived:
-    """A request's ids, or the error of its tokenization; `at` is when they came."""
+    """A request's ids, or the error of its tokenization."""
 
     request: _Request
     tokenized: Tokenized
-    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +134,6 @@ class EngineLoop:
         self._lock = threading.Lock()  # guards everything below
         self._arriving: dict[RequestId, _Request] = {}
         self._in_core: dict[RequestId, _Request] = {}
-        self._times: OrderedDict[RequestId, RequestTimes] = OrderedDict()
         self._num_submitted = self._num_refused = 0
         self._thread: threading.Thread | None = None
         self._began = self._closed = False
@@ -171,10 +160,9 @@ class EngineLoop:
         Raises EngineUnavailable once the loop is closed, and ValueError for the id of a running request; then no
         request is made, and no event follows.
         """
-        submitted = self._clock.monotonic()
-        request, refused = self._register(params, request_id, submitted, routes_from, score_from)
+        request, refused = self._register(params, request_id, self._clock.monotonic(), routes_from, score_from)
         if refused is not None:
-            self._inbox.put(_Arrived(request, refused, submitted))
+            self._inbox.put(_Arrived(request, refused))
         elif isinstance(prompt, str):
             try:
                 self._workers.submit(request, prompt)
@@ -183,7 +171,7 @@ class EngineLoop:
                     self._arriving.pop(request.request_id, None)
                 raise
         else:
-            self._inbox.put(_Arrived(request, prompt, submitted))
+            self._inbox.put(_Arrived(request, prompt))
         return request.request_id
 
     def abort(self, request_id: RequestId) -> None:
@@ -197,11 +185,6 @@ class EngineLoop:
     def wake(self) -> None:
         """Check again whether the core has work: something awaited is done."""
         self._inbox.put(None)
-
-    def pop_times(self, request_id: RequestId) -> RequestTimes | None:
-        """The times of an ended request; kept until this is called once, and known before its final event."""
-        with self._lock:
-            return self._times.pop(request_id, None)
 
     def stats(self) -> LoopStats:
         """Counts of requests by where they are now."""
@@ -285,7 +268,7 @@ class EngineLoop:
         return request, refused
 
     def _arrive(self, request: _Request, tokenized: Tokenized) -> None:
-        self._inbox.put(_Arrived(request, tokenized, self._clock.monotonic()))
+        self._inbox.put(_Arrived(request, tokenized))
 
     # -- on the thread that steps
 
@@ -296,7 +279,6 @@ class EngineLoop:
             kind, message = FailureKind.UNAVAILABLE, "The engine was stopped."
             for request_id in self._in_core:
                 core.abort(request_id)
-                core.pop_times(request_id)
         finally:
             self._end_all(kind, message)
 
@@ -304,7 +286,7 @@ class EngineLoop:
         while self._take(core):
             if core.has_work:
                 for event in core.step():
-                    self._say(core, event)
+                    self._say(event)
                 self._flush()
 
     def _take(self, core: SteppedCore) -> bool:
@@ -324,7 +306,7 @@ class EngineLoop:
     def _do(self, core: SteppedCore, message: _Message) -> None:
         if isinstance(message, _Arrived | _Abort):
             if (event := self._obey(core, message)) is not None:
-                self._say(core, event)
+                self._say(event)
         elif message is not None:
             message()
 
@@ -351,7 +333,6 @@ class EngineLoop:
                 blame=tokenized.blame,
                 retry_after_s=tokenized.retry_after_s,
             )
-        request.times.tokenized = arrived.at
         failed = core.add(
             request_id,
             tokenized,
@@ -366,10 +347,10 @@ class EngineLoop:
                 self._in_core[request_id] = self._arriving.pop(request_id)
         return failed
 
-    def _say(self, core: SteppedCore, event: Sampled | Failed) -> None:
+    def _say(self, event: Sampled | Failed) -> None:
         """Queue an event. A final one ends its request at once, so that no later message ends it again."""
         if isinstance(event, Failed) or event.chunk.finish is not None:
-            self._end(event.request_id, core.pop_times(event.request_id))
+            self._end(event.request_id)
         self._unsent.append(event)
 
     def _flush(self) -> None:
@@ -377,18 +358,11 @@ class EngineLoop:
         if events:
             self._emit(events)
 
-    def _end(self, request_id: RequestId, times: RequestTimes | None) -> None:
-        """Record a request's final event; `times` None: the core has none for it."""
+    def _end(self, request_id: RequestId) -> None:
+        """Forget a request with its final event; one with an interrupted submitter is forgotten already."""
         with self._lock:
-            request = self._arriving.pop(request_id, None) or self._in_core.pop(request_id, None)
-            if request is None:
-                return  # its submitter was interrupted, and has no request
-            if times is None:
-                request.times.finished = self._clock.monotonic()
-                times = request.times.view()
-            self._times[request_id] = times
-            if len(self._times) > KEPT_TIMES:
-                self._times.popitem(last=False)
+            if self._arriving.pop(request_id, None) is None:
+                self._in_core.pop(request_id, None)
 
     def _end_all(self, kind: FailureKind, message: str) -> None:
         with self._lock:
@@ -396,7 +370,7 @@ class EngineLoop:
             left = [*self._arriving, *self._in_core]
         self._workers.close()
         for request_id in left:
-            self._end(request_id, None)
+            self._end(request_id)
             self._unsent.append(Failed(request_id=request_id, kind=kind, message=message))
         self._flush()
 

@@ -28,7 +28,7 @@ from stenograph.embedded.sampler import (
     log_sum_exp,
     top_logprobs,
 )
-from stenograph.embedded.times import Times
+from stenograph.embedded.wire import Times
 
 if TYPE_CHECKING:
     from stenograph.model.tokenizer import TextStream
@@ -164,7 +164,6 @@ class Sequence:
         sampled = self._sampler.sample(logits, allowed)
         self._num_sampled += 1
         self.times.first_token = self.times.first_token or now
-        self.times.tokens.append(now)
         self.ids.append(sampled.id)
         top: tuple[tuple[TopLogprob, ...], ...] | None = (sampled.top,) if self._wants_top else None
         finish = self._finish_after(sampled)

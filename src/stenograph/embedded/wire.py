@@ -6,6 +6,7 @@ both ends are of one version, started together, so there is no negotiation.
 
 import enum
 from array import array
+from dataclasses import dataclass
 from typing import IO
 
 import msgspec
@@ -16,6 +17,16 @@ from stenograph.core.types import ID_TYPECODE, Chunk, GrammarKind, RequestId, Sa
 
 LENGTH_BYTES = 4
 MAX_FRAME_BYTES = 1 << 30
+
+
+@dataclass(slots=True, kw_only=True)
+class Times:
+    """A request's stamps on its way to its last chunk, in seconds of the machine's monotonic clock; 0.0 at each point
+    still ahead. A preempted request keeps the time of its first admission. One thread at a time stamps it."""
+
+    submitted: float
+    admitted: float = 0.0
+    first_token: float = 0.0
 
 
 class Generate(msgspec.Struct, frozen=True, tag="generate"):

@@ -15,8 +15,7 @@ from stenograph.embedded.engine_core import EngineCore, EngineLimits
 from stenograph.embedded.forward.numpy_forward import NumpyForward
 from stenograph.embedded.forward.weights import LlamaConfig, LlamaWeights, load_weights
 from stenograph.embedded.grammar.cache import GrammarCompiler
-from stenograph.embedded.times import Times
-from stenograph.embedded.wire import Failed, Sampled
+from stenograph.embedded.wire import Failed, Sampled, Times
 from stenograph.model.tokenizer import Tokenizer
 
 Loaded = tuple[LlamaConfig, LlamaWeights]
@@ -64,6 +63,7 @@ class Bench:
         )
         self.chunks: dict[str, list[Chunk]] = {}
         self.failures: dict[str, Failed] = {}
+        self.times: dict[str, Times] = {}
         self._num_added = 0
 
     def add(
@@ -77,7 +77,7 @@ class Bench:
     ) -> None:
         self._num_added += 1
         settings = {"max_tokens": 8, "ignore_eos": True, **params}
-        times = Times(submitted=float(self._num_added), tokenized=float(self._num_added))
+        times = self.times[name] = Times(submitted=float(self._num_added))
         failure = self.core.add(
             RequestId(name),
             array("i", prompt),

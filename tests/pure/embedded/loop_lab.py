@@ -5,13 +5,12 @@ from array import array
 from collections.abc import Callable, Sequence
 
 from stenograph.core.clock import SystemClock
-from stenograph.core.types import Chunk, FinishReason, RequestId, SamplingParams
+from stenograph.core.types import Chunk, EngineTimes, FinishReason, RequestId, SamplingParams
 from stenograph.embedded.engine_core import EngineCore, EngineLimits
 from stenograph.embedded.forward.numpy_forward import NumpyForward
 from stenograph.embedded.forward.weights import LlamaConfig, LlamaWeights
 from stenograph.embedded.grammar.cache import GrammarCompiler
 from stenograph.embedded.loop import MAX_ARRIVING, EngineLoop
-from stenograph.embedded.times import RequestTimes
 from stenograph.embedded.tokenize_workers import TextTokenizer
 from stenograph.embedded.wire import Failed, Sampled
 from stenograph.model.tokenizer import Tokenizer
@@ -116,7 +115,7 @@ class Lab:
     def start(self) -> None:
         self.loop.start(self.core)
 
-    def times(self, name: str) -> RequestTimes:
-        times = self.loop.pop_times(RequestId(name))
+    def times(self, name: str) -> EngineTimes:
+        times = self.heard.chunks(name)[-1].times
         assert times is not None
         return times

@@ -22,8 +22,7 @@ from stenograph.embedded.engine_core import EngineCore, EngineLimits
 from stenograph.embedded.grammar.base import CompiledGrammar
 from stenograph.embedded.grammar.cache import GrammarCompiler
 from stenograph.embedded.sampler import log_softmax
-from stenograph.embedded.times import Times
-from stenograph.embedded.wire import Failed, FailureKind, Sampled
+from stenograph.embedded.wire import Failed, FailureKind, Sampled, Times
 from stenograph.model.tokenizer import Tokenizer
 
 from .ledger_forward import CONTEXT, VOCAB, LedgerForward, LedgerWeights, logits_of
@@ -215,7 +214,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.num_submitted += 1
             free = (RequestId(f"r{number}") for number in range(len(self.live) + 1))  # ids come again
             request_id = next(id_ for id_ in free if id_ not in self.live)
-            times = Times(submitted=1.0, tokenized=1.0)
+            times = Times(submitted=1.0)
             failed = self.core.add(request_id, array("i", prompt), params, times, self.num_submitted)
             fits = len(prompt) + (params.max_tokens or 1) <= min(CONTEXT, self.limits.kv_tokens)
             if failed is None:
@@ -223,7 +222,6 @@ class EngineMachine(RuleBasedStateMachine):
                 self.live[request_id] = Asked(prompt=prompt, params=params)
             else:
                 assert not fits or failed.kind is FailureKind.UNAVAILABLE
-                assert self.core.pop_times(request_id) is None
 
     @precondition(lambda self: self.live)
     @rule(num_steps=st.integers(1, 8))
@@ -260,10 +258,9 @@ class EngineMachine(RuleBasedStateMachine):
         asked.take(event)
         if asked.end is None:
             return
-        times = self.core.pop_times(event.request_id)
-        assert times is not None
-        assert len(times.tokens) == len(asked.drawn)
-        assert self.core.pop_times(event.request_id) is None
+        if isinstance(event, Sampled):
+            assert event.chunk.times is not None
+            assert event.chunk.times.first_token <= event.chunk.times.finished
         assert len(asked.prompt) + len(asked.drawn) <= self.limits.kv_tokens
         del self.live[event.request_id]
         self.lines.append([*asked.prompt, *asked.drawn])

@@ -17,8 +17,7 @@ from stenograph.embedded.engine_core import EngineCore, EngineLimits
 from stenograph.embedded.forward.numpy_forward import NumpyForward
 from stenograph.embedded.grammar.cache import GrammarCompiler
 from stenograph.embedded.sampler import log_softmax
-from stenograph.embedded.times import Times
-from stenograph.embedded.wire import Sampled
+from stenograph.embedded.wire import Sampled, Times
 from stenograph.model.tokenizer import Tokenizer
 
 from .conftest import Bench, Loaded
