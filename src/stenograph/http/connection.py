@@ -15,14 +15,15 @@ import asyncio
 import enum
 import functools
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 from urllib.parse import unquote
 
 import httptools
-from starlette.types import ASGIApp, Scope
+from starlette.types import ASGIApp, Scope, Send
 from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 from uvicorn.server import ServerState
 
 from stenograph.core.errors import HeadersTooLarge, InvalidRequest, RequestTimeout, StenographError
@@ -32,12 +33,12 @@ from stenograph.http.served_request import (
     HEADER_LINE,
     MAX_HEAD_BYTES,
     STATUS_LINES,
-    DeliveryConnection,
+    Flow,
     RequestHead,
     ServedRequest,
 )
 from stenograph.http.settings import Settings
-from stenograph.http.wire import HEADERS_BY_NAME, count_error, has_body
+from stenograph.http.wire import HEADERS_BY_NAME, LINK_EXTENSION, Headers, count_error, has_body, send_whole
 
 LEAST_BODY_BYTES_PER_S = 1024
 """The least rate of a body, over each `body_timeout_s`; a slower one is refused."""
@@ -51,7 +52,6 @@ LINGER_BYTES = 2**20
 """The time and bytes for which a refused client may go on sending: a socket closed with bytes unread is reset, and the
 client would not see why."""
 
-
 Bytes = bytes | memoryview
 """Bytes received; those after a head are not copied."""
 
@@ -61,27 +61,12 @@ _OFFER = re.compile(rb"(?<=\n)((?:proxy-)?connection:)([^\r\n]*)", re.IGNORECASE
 """The header with a client's offer of another protocol. llhttp takes both names."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deadlines:
-    """The deadlines of the parts of a request."""
-
-    header_timeout_s: float
-    """A whole head: the first from the connection's beginning, the others from their first byte."""
-    body_timeout_s: float
-    """Between two reads of a body: each such time brings `LEAST_BODY_BYTES_PER_S`."""
-
-
 def connections_of(
     settings: Settings, metrics: Metrics, refuse: Refuse, kind: "type[ClientConnection] | None" = None
 ) -> type[asyncio.Protocol]:
     """Makes a server's connections, of a `kind`. It is uvicorn's `http`: uvicorn only calls it."""
-    deadlines = Deadlines(header_timeout_s=settings.header_timeout_s, body_timeout_s=settings.body_timeout_s)
-    made = functools.partial(
-        kind or ClientConnection,
-        deadlines=deadlines,
-        refuse=refuse,
-        on_refused=functools.partial(count_error, metrics),
-    )
+    on_refused = functools.partial(count_error, metrics)
+    made = functools.partial(kind or ClientConnection, settings=settings, refuse=refuse, on_refused=on_refused)
     return cast("type[asyncio.Protocol]", made)
 
 
@@ -102,10 +87,15 @@ _HEAD, _BODY, _ANSWER = RequestPhase.HEAD, RequestPhase.BODY, RequestPhase.ANSWE
 """Looked at twenty times a request. To find a member of an enum takes Python 3.11 seven times as long."""
 
 
-class ClientConnection(DeliveryConnection):
-    """A connection with one request at a time. `refuse` writes an error, and `on_refused` hears of each error answered
-    here."""
+class ClientConnection(asyncio.Protocol):
+    """A connection with one request at a time, and what the handlers of its requests know of it (`ClientLink`).
 
+    `request` is the current one, or the last. Written bytes have left when the last is out of the transport's write
+    buffer while the connection lives. `refuse` writes an error, and `on_refused` hears of each error answered here.
+    """
+
+    transport: asyncio.Transport
+    flow: Flow
     keep_alive_s = KEEP_ALIVE_S
 
     def __init__(
@@ -115,21 +105,28 @@ class ClientConnection(DeliveryConnection):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
-        deadlines: Deadlines,
+        settings: Settings,
         refuse: Refuse,
         on_refused: Callable[[StenographError], None],
     ) -> None:
         del app_state  # of a lifespan, which there is none of
-        super().__init__(server_state)
         if not config.loaded:
             config.load()
+        self.server_state = server_state
+        self.request: ServedRequest | None = None
+        self.server: tuple[str, int | None] | None = None
+        self.client: tuple[str, int] | None = None
+        self.extensions: dict[str, dict[str, object]] = {LINK_EXTENSION: {"connection": self}}
+        """As a handler finds it in its scope."""
+        self._is_lost = self._is_gone = False
+        self._on_gone: Callable[[], object] | None = None
         self.loop = _loop or asyncio.get_running_loop()
         self._app: ASGIApp = cast("Any", config).loaded_app  # uvicorn has types of its own for ASGI
         self._parser: httptools.HttpRequestParser | None
         self._renew_parser()
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
-        self._deadlines = deadlines
+        self._header_timeout_s, self._body_timeout_s = settings.header_timeout_s, settings.body_timeout_s
         self._refuse_with = refuse
         self._on_refused = on_refused
         self._phase = _HEAD
@@ -158,15 +155,28 @@ class ClientConnection(DeliveryConnection):
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's own class is no subclass of it
+        self.flow = Flow(self.transport, self._reading_resumed)
+        self.server = get_local_addr(self.transport)
+        self.client = get_remote_addr(self.transport)
+        self.server_state.connections.add(cast("HttpToolsProtocol", self))
         self._head_since = self.loop.time()
-        self._arm(self._head_since + self._deadlines.header_timeout_s)
+        self._arm(self._head_since + self._header_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._phase = RequestPhase.REFUSED
-        super().connection_lost(exc)
+        # Lost without an error are connections that were closed, which is after the last byte, or aborted.
+        self._is_lost = exc is not None or self.flow.write_paused
+        self.server_state.connections.discard(cast("HttpToolsProtocol", self))
+        if self.request is not None:
+            self.request.disconnect()
+        self.flow.resume_writing()
+        self.transport.close()
+        self._is_gone = True
+        if self._on_gone is not None:
+            self._on_gone()
         self._parser = None  # it has bound methods of this object
 
     def data_received(self, data: bytes) -> None:
@@ -192,7 +202,7 @@ class ClientConnection(DeliveryConnection):
             self._refuse(error)
             return b""
         if taken is None:
-            self._arm(self._head_since + self._deadlines.header_timeout_s)
+            self._arm(self._head_since + self._header_timeout_s)
             return b""
         head, rest = taken
         self._feed(head)
@@ -211,9 +221,7 @@ class ClientConnection(DeliveryConnection):
             if self._num_framing > MAX_HEAD_BYTES and self._phase is _BODY:
                 self._refuse(HeadersTooLarge(f"A chunk's size or trailer has more than {MAX_HEAD_BYTES} bytes."))
         else:
-            data, rest = (
-                (data, b"") if len(data) <= self._num_left else (data[: self._num_left], data[self._num_left :])
-            )
+            data, rest = data[: self._num_left], data[self._num_left :]
             self._num_left -= len(data)
             self._feed(data)
         if self._phase is _BODY:
@@ -354,7 +362,7 @@ class ClientConnection(DeliveryConnection):
         if not num_bytes:
             self._window_at, self._num_in_window = self._read_at, 0
         self._num_in_window += num_bytes
-        self._arm(self._window_at + self._deadlines.body_timeout_s)
+        self._arm(self._window_at + self._body_timeout_s)
 
     def _reading_resumed(self) -> None:
         if self._is_unread and self._phase is _BODY:
@@ -381,7 +389,7 @@ class ClientConnection(DeliveryConnection):
             self.transport.close()
 
     def _check_head(self) -> None:
-        timeout_s = self._deadlines.header_timeout_s
+        timeout_s = self._header_timeout_s
         if self.loop.time() < self._head_since + timeout_s:
             self._arm(self._head_since + timeout_s)
         elif self._head.is_begun:
@@ -396,7 +404,7 @@ class ClientConnection(DeliveryConnection):
             self._hang_up()
 
     def _check_body(self) -> None:
-        now, timeout_s = self.loop.time(), self._deadlines.body_timeout_s
+        now, timeout_s = self.loop.time(), self._body_timeout_s
         if self._is_unread:
             self._read_at = self._window_at = now
             self._num_in_window = 0
@@ -436,10 +444,54 @@ class ClientConnection(DeliveryConnection):
         lines += map(HEADER_LINE, self.server_state.default_headers)
         lines += [f"{name}: {value}\r\n".encode("ascii") for name, value in headers]
         self.transport.write(b"".join([*lines, b"\r\n", refusal.content]))
-        self._linger()
-
-    def _linger(self) -> None:
-        """Close once the client has had time to read the answer, and to notice its request unread."""
-        self._phase = RequestPhase.REFUSED
         self.transport.write_eof()
         self._arm(self.loop.time() + LINGER_S)
+
+    @property
+    def is_gone(self) -> bool:
+        return self.transport.is_closing() or (self.request is not None and self.request.disconnected)
+
+    def cut(self) -> None:
+        self.transport.abort()
+
+    def pause_writing(self) -> None:
+        self.flow.pause_writing()
+
+    def resume_writing(self) -> None:
+        self.flow.resume_writing()
+
+    def shutdown(self) -> None:
+        """Close it once its request is answered, or now. The server calls it when it ends."""
+        if self.request is None or self.request.is_answered:
+            self.transport.close()
+        else:
+            self.request.keeps_connection = False
+
+    def when_gone(self, on_gone: Callable[[], object] | None) -> None:
+        self._on_gone = on_gone
+        if on_gone is None:
+            return
+        if self.flow.read_paused:
+            self.flow.resume_reading()  # after a large body nothing is read, not even the connection's end
+        if self._is_gone:
+            on_gone()
+
+    def answer(self, send: Send, status: int, body: bytes, headers: Headers) -> Awaitable[None]:
+        request = self.request
+        if request is None or send != request.send:  # a page of another site needs headers that are added on the way
+            return send_whole(send, status, body, headers)
+        return request.answer(status, body, headers)
+
+    async def finish(self, last_write: Awaitable[None]) -> bool:
+        await asyncio.sleep(0)
+        was_gone = self._is_gone
+        await last_write
+        return not (was_gone or self._is_gone) and await self.has_left()
+
+    async def has_left(self) -> bool:
+        if not self._is_lost and self.transport.get_write_buffer_size():
+            self.transport.set_write_buffer_limits(high=0)  # writing is paused now, and resumed when nothing is left
+            await self.flow.drain()
+            if not self.transport.is_closing():
+                self.transport.set_write_buffer_limits()
+        return not self._is_lost

@@ -1,26 +1,22 @@
 """One request of a connection: its head, and as ASGI its body in pieces, its answer, and an application's mistakes.
 
-Owns the limits of a head, the state of a request from there to the last byte of its answer, the flow control of both
-directions, and a handler's news of its client: the client has left, or the answer has. Knows no route and no deadline:
-connection.py has these. Source: ASGI's HTTP specification, version 2.3.
+Owns the limits of a head, the state of a request from there to the last byte of its answer, and the flow control of
+both directions. Knows no route, no deadline and no client that leaves: connection.py has these. Source: ASGI's HTTP
+specification, version 2.3.
 """
 
 import asyncio
 import http
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import cast
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
-from starlette.types import ASGIApp, Message, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.protocols.utils import get_local_addr, get_remote_addr
-from uvicorn.server import ServerState
+from starlette.types import ASGIApp, Message, Scope
 
 from stenograph.core.errors import HeadersTooLarge, InvalidRequest, UriTooLong
 from stenograph.http.auth import PASSED_ON
-from stenograph.http.wire import LINK_EXTENSION, Headers, send_whole
+from stenograph.http.wire import Headers
 
 log = logging.getLogger(__name__)
 
@@ -377,99 +373,3 @@ class ServedRequest(Struct, kw_only=True, eq=False):
             if self._num_left:
                 raise RuntimeError("the answer is shorter than its content-length")
             self.end_answer()
-
-
-class DeliveryConnection(asyncio.Protocol):
-    """A connection as the handlers of its requests know it (`ClientLink`). It knows when written bytes have left: when
-    the last is out of the transport's write buffer while the connection lives.
-
-    `request` is the current one, or the last; the server closes its connections by `shutdown`.
-    """
-
-    transport: asyncio.Transport
-    flow: Flow
-
-    def __init__(self, server_state: ServerState) -> None:
-        self.server_state = server_state
-        self.request: ServedRequest | None = None
-        self.server: tuple[str, int | None] | None = None
-        self.client: tuple[str, int] | None = None
-        self.extensions: dict[str, dict[str, object]] = {LINK_EXTENSION: {"connection": self}}
-        """As a handler finds it in its scope."""
-        self._is_lost = False
-        self._is_gone = False
-        self._on_gone: Callable[[], object] | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)  # uvloop's own class is no subclass of it
-        self.flow = Flow(self.transport, self._reading_resumed)
-        self.server = get_local_addr(self.transport)
-        self.client = get_remote_addr(self.transport)
-        self.server_state.connections.add(cast("HttpToolsProtocol", self))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        # Lost without an error are connections that were closed, which is after the last byte, or aborted.
-        self._is_lost = exc is not None or self.flow.write_paused
-        self.server_state.connections.discard(cast("HttpToolsProtocol", self))
-        if self.request is not None:
-            self.request.disconnect()
-        self.flow.resume_writing()
-        self.transport.close()
-        self._is_gone = True
-        if self._on_gone is not None:
-            self._on_gone()
-
-    @property
-    def is_gone(self) -> bool:
-        return self.transport.is_closing() or (self.request is not None and self.request.disconnected)
-
-    def cut(self) -> None:
-        self.transport.abort()
-
-    def eof_received(self) -> None:
-        """The client sends no more, and so the connection is closed."""
-
-    def pause_writing(self) -> None:
-        self.flow.pause_writing()
-
-    def resume_writing(self) -> None:
-        self.flow.resume_writing()
-
-    def shutdown(self) -> None:
-        """Close it once its request is answered, or now. The server calls it when it ends."""
-        if self.request is None or self.request.is_answered:
-            self.transport.close()
-        else:
-            self.request.keeps_connection = False
-
-    def _reading_resumed(self) -> None:
-        """The request's body is read on."""
-
-    def when_gone(self, on_gone: Callable[[], object] | None) -> None:
-        self._on_gone = on_gone
-        if on_gone is None:
-            return
-        if self.flow.read_paused:
-            self.flow.resume_reading()  # after a large body nothing is read, not even the connection's end
-        if self._is_gone:
-            on_gone()
-
-    def answer(self, send: Send, status: int, body: bytes, headers: Headers) -> Awaitable[None]:
-        request = self.request
-        if request is None or send != request.send:  # a page of another site needs headers that are added on the way
-            return send_whole(send, status, body, headers)
-        return request.answer(status, body, headers)
-
-    async def finish(self, last_write: Awaitable[None]) -> bool:
-        await asyncio.sleep(0)
-        was_gone = self._is_gone
-        await last_write
-        return not (was_gone or self._is_gone) and await self.has_left()
-
-    async def has_left(self) -> bool:
-        if not self._is_lost and self.transport.get_write_buffer_size():
-            self.transport.set_write_buffer_limits(high=0)  # writing is paused now, and resumed when nothing is left
-            await self.flow.drain()
-            if not self.transport.is_closing():
-                self.transport.set_write_buffer_limits()
-        return not self._is_lost
