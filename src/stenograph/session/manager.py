@@ -8,7 +8,7 @@ state changes are synchronous.
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 
@@ -25,7 +25,7 @@ from stenograph.core.types import RequestId, SessionId
 from stenograph.core.weights import CacheSalt
 from stenograph.session.admission import Admission, Caller, Capacity, Limits
 from stenograph.session.budgets import spent_budget
-from stenograph.session.commit_writer import StoreWriter
+from stenograph.session.commit_writer import write_turns
 from stenograph.session.journal import log_discarded, log_turn_end, turn_report
 from stenograph.session.kept import StoredReply
 from stenograph.session.kinds import Sighting
@@ -46,9 +46,11 @@ log = logging.getLogger(__name__)
 NOBODY = Caller()
 """A caller of whom nothing is known."""
 
-COMPLETION = "stenograph.session.completion"
+COMPLETIONS = "stenograph.session.completion:completions"
+SIDE_BY_SIDE = "stenograph.session.completion:SideBySide"
 CONTINUED = "stenograph.session.continued:turn_of"
-"""Loaded by the first completion, and by the first turn of a fork."""
+KEEP_MEDIA = "stenograph.session.kept_media:keep_media"
+"""Loaded by the first completion, the first turn of a fork, and the first with media."""
 
 HANG_UP_PASSES = 8
 """Event-loop iterations until the turn learns of a closed connection: two are enough in the tests."""
@@ -240,19 +242,6 @@ class SessionManager:
             why = "The turn was stopped because the server is shutting down; nothing of it was kept."
             turn.abandon(Draining(why, retry_after_s=5.0))
 
-    def _writer(self, admission: Admission, leases: Leases, caller: Caller) -> StoreWriter | None:
-        """The way of a request's turns to the store; None if they do not go there."""
-        storage = self.sessions.storage
-        if storage is None or admission.session is None or admission.session.tail is None:
-            return None
-        return StoreWriter(storage.store, admission.session, leases=leases, identity=admission.identity, row=caller.row)
-
-    def _keeping(self, session: Session, request: TurnRequest) -> Callable[[], Awaitable[None]] | None:
-        """Keeps the media of a request's messages; None if there are none."""
-        if not isinstance(request, ChatRequest) or not request.media:
-            return None
-        return partial(entry("stenograph.session.kept_media:keep_media"), session, self.sessions.storage, request.media)
-
     def _repeated(self, session: Session, identity: RequestIdentity) -> Watch | StoredReply | None:
         """The turn of the session repeated by this request. Raises IdempotencyMismatch."""
         repeated = None if session.is_closing else session.find_repeated(identity)
@@ -363,13 +352,10 @@ class SessionManager:
         capabilities = services.engine.capabilities
         builders: Sequence[PromptBuilder]
         if isinstance(request, ChatRequest):
-            opened_at = session.created_at if session is not None else services.clock.wall()
             chat = partial(ChatPromptBuilder, leases=leases, services=services, capabilities=capabilities)
-            builders = [chat(request, opened_at=opened_at)]
+            builders = [chat(request, opened_at=session.created_at if session else services.clock.wall())]
         else:
-            builders = entry(f"{COMPLETION}:completions")(
-                request, leases=leases, services=services, capabilities=capabilities
-            )
+            builders = entry(COMPLETIONS)(request, leases=leases, services=services, capabilities=capabilities)
         salt = session.options.cache_salt if session else CacheSalt.at(services.cache_salt, self.weights.version)
         turns, reply_id, is_one = list[RunningTurn](), "", len(builders) == 1
         make = RunningTurn if session is None or session.options.fork is None else entry(CONTINUED)(session.options)
@@ -393,15 +379,20 @@ class SessionManager:
                     trace=None if caller.trace is None else caller.trace.generation(request_id),
                 )
             )
+        write, keep_media, storage = None, None, self.sessions.storage
+        if session is not None and session.tail is not None and storage is not None:
+            write = partial(write_turns, storage.store, session, admission.identity, caller.row)
+        if session is not None and isinstance(request, ChatRequest) and request.media:
+            keep_media = partial(entry(KEEP_MEDIA), session, storage, request.media)
         return RequestRun(
             turns,
-            steps=turns[0] if is_one else entry(f"{COMPLETION}:SideBySide")(turns),
+            steps=turns[0] if is_one else entry(SIDE_BY_SIDE)(turns),
             joint_reply_id=None if is_one else reply_id,
             request=request,
             leases=leases,
             may_commit=session is not None,
             budgets=NO_BUDGETS if session is None else session.options.stated,
             services=services,
-            writer=self._writer(admission, leases, caller),
-            keep_media=self._keeping(session, request) if session is not None else None,
+            write=write,
+            keep_media=keep_media,
         )

@@ -20,7 +20,7 @@ the grace time, is the request ended without them.
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -73,20 +73,15 @@ class TurnOutcome(Struct, frozen=True, kw_only=True, gc=False):
         return self.replies[0]
 
 
-class CommitWriter(Protocol):
-    """The way of a request's turns to the store."""
-
-    def write(self, run: "RequestRun", *, then: Callable[[], TurnOutcome]) -> "asyncio.Future[TurnOutcome]":
-        """Write the turns, and call `then` in the event-loop step in which they are known to be durable, after all
-        earlier writes. The future has its outcome, or the store's error; cancelling it takes nothing back."""
-        ...
+WriteTurns = Callable[["RequestRun", Callable[[], TurnOutcome]], "asyncio.Future[TurnOutcome]"]
+"""Makes the turns durable (`write_turns`), then calls the commit."""
 
 
 class RequestRun:
     """One request. Made by the manager, run once, watched through the buffers of its turns: one, or several for a
     completion with several prompts, whose `steps` take each step of all turns at once.
 
-    `may_commit`: there is a session, and it is not being deleted. `budgets` are the session's limits in all. `writer`
+    `may_commit`: there is a session, and it is not being deleted. `budgets` are the session's limits in all. `write`
     None: there is no store. `keep_media` keeps those of the request's messages. `remaining` is the budget left before
     sampling; it is known when the first piece is there.
     """
@@ -101,7 +96,7 @@ class RequestRun:
         may_commit: bool,
         budgets: Budgets,
         services: TurnServices,
-        writer: CommitWriter | None = None,
+        write: WriteTurns | None = None,
         joint_reply_id: str | None = None,
         keep_media: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
@@ -125,7 +120,7 @@ class RequestRun:
         self._deadline: asyncio.Timeout | None = None
         self._abort_error: StenographError | None = None
         self._abort_requested = False
-        self._writer, self._keep_media = writer, keep_media
+        self._write, self._keep_media = write, keep_media
         self._held: asyncio.Future[None] | None = None
         self._frozen_s: float | None = None
         self.is_committing = False
@@ -152,10 +147,10 @@ class RequestRun:
                 await steps.sample()  # 6: engine; 7: validate; 8: text, ids to message
                 if self._keep_media is not None:
                     await self._keep_media()  # nothing refers to bytes that are not there
-                if self._writer is None or not self.may_commit:
+                if self._write is None or not self.may_commit:
                     return self._commit()  # 9: trajectory
             self.is_committing, self._deadline = True, None  # neither its deadline nor whoever leaves ends it now
-            return await self._writer.write(self, then=self._commit)  # 9: store, then trajectory
+            return await self._write(self, self._commit)  # 9: store, then trajectory
         except TimeoutError as error:
             if not self.is_timed_out:
                 raise  # not ours: a bug of whoever let it out
