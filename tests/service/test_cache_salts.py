@@ -19,7 +19,7 @@ from standins.sglang_server import SGLangServer
 from standins.tiny.llama import write_tiny_folder
 from standins.vllm_server import VLLMServer
 from standins.weight_versions import CachedPrompt, PrefixCache
-from stenograph.core.kinds import SaltPolicy
+from stenograph.core.kinds import SaltMode
 from stenograph.core.types import Finish, FinishReason, token_ids
 from stenograph.core.weights import ControlAnswer, WeightCommand
 from stenograph.embedded.engine import EmbeddedEngine
@@ -204,7 +204,7 @@ async def test_weights_without_a_name_have_no_salt(renderer: Renderer, tmp_path:
 
 
 async def test_turns_without_a_session_are_under_the_policy_of_the_settings(renderer: Renderer, tmp_path: Path) -> None:
-    salts = {SaltPolicy.FOLLOW: "v1", SaltPolicy.PIN: "v1", SaltPolicy.OFF: None}
+    salts = {SaltMode.FOLLOW: "v1", SaltMode.PIN: "v1", SaltMode.OFF: None}
     for policy, salt in salts.items():
         async with rigged("sglang", renderer, tmp_path, weight_version="v1", cache_salt=policy) as rig:
             await rig.chat("", user(LONG))
@@ -213,7 +213,7 @@ async def test_turns_without_a_session_are_under_the_policy_of_the_settings(rend
             await rig.chat(session, user(LONG))
             await rig.change("name_weights", "v2")
             await rig.chat(session, user(LONG), text="again")
-            expected = {SaltPolicy.FOLLOW: "v2", SaltPolicy.PIN: "v1", SaltPolicy.OFF: None}[policy]
+            expected = {SaltMode.FOLLOW: "v2", SaltMode.PIN: "v1", SaltMode.OFF: None}[policy]
             assert rig.standin.requests[-1].json.get("extra_key") == expected
 
 
@@ -234,7 +234,7 @@ async def test_after_a_restart_a_session_has_its_policy_and_the_engine_names_the
     async with server_of("sglang") as standin:
         standin.weight_version = "v1"
         async with begun(standin) as rig:
-            sessions = {policy: await rig.open(cache_salt=policy) for policy in SaltPolicy}
+            sessions = {policy: await rig.open(cache_salt=policy) for policy in SaltMode}
             for session in sessions.values():
                 await rig.chat(session, user(LONG))
             await rig.change("name_weights", "v2")

@@ -36,7 +36,7 @@ def contents(live: Live, session: str) -> list[tuple[str | None, int]]:
 
 
 async def agent_and_title(live: Live) -> tuple[str, dict[str, int]]:
-    """A session with a main line of two turns, a title between them and a sub-agent after: tokens sampled by each."""
+    """A session with a main strand of two turns, a title between them and a sub-agent after: tokens sampled by each."""
     session = await live.open()
     messages = [SYSTEM, user("1+2?")]
     scripts = [live.says(text) for text in ("I add.", "A sum", "3", "a sub-agent's")]

@@ -27,7 +27,7 @@ class ChatTurn:
 
 
 class ChatTalk:
-    """The messages of one session's main line, as the client of it has them."""
+    """The messages of one session's main strand, as the client of it has them."""
 
     def __init__(self, calls: ServerCalls, session_id: str) -> None:
         self.session_id = session_id

@@ -123,7 +123,7 @@ class ServerCalls:
         return self._call("GET", f"/{path}", timeout_s=CONTENT_TIMEOUT_S)
 
     def records(self, session_id: str) -> Sequence[Mapping[str, object]]:
-        """The records of the session's main line, each with its turn's additions."""
+        """The records of the session's main strand, each with its turn's additions."""
         found = self._json("GET", f"/sessions/{session_id}?records=delta")
         return cast("Sequence[Mapping[str, object]]", found["records"])
 

@@ -15,7 +15,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from stenograph.core.errors import StartupError
-from stenograph.core.kinds import ReplyMode, SaltPolicy
+from stenograph.core.kinds import ReplyMode, SaltMode
 from stenograph.core.settings import Section, Setting, SettingsTable, Switch, choice, rows_of, setting
 from stenograph.engine.settings import EngineKind
 from stenograph.http.settings import Settings
@@ -137,7 +137,7 @@ def _check_support(settings: CommandSettings) -> None:
     if settings.support is Switch.ON and settings.engine in (EngineKind.LLAMACPP, EngineKind.LMDEPLOY):
         raise StartupError(f"--support is on, but {settings.engine} does not report which ids could be sampled")
 
-    if settings.cache_salt is SaltPolicy.PIN and settings.engine not in SALTING:
+    if settings.cache_salt is SaltMode.PIN and settings.engine not in SALTING:
         raise StartupError(
             f"--cache-salt is pin, but {settings.engine} cannot keep a cache of the weights that a session began with"
         )

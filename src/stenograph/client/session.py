@@ -194,7 +194,7 @@ class RolloutSession:
                 return
 
     async def view(self, *, strand: int | None = None) -> dict[str, object]:
-        """`GET /sessions/{id}`: the records of the main line, or of a strand, and the metadata."""
+        """`GET /sessions/{id}`: the records of the main strand, or of a strand, and the metadata."""
         return await self._calls.json("GET", self.root_url + ("" if strand is None else f"?strand={strand}"))
 
     async def drift(self) -> dict[str, object]:

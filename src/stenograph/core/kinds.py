@@ -72,7 +72,7 @@ class ReplyMode(enum.StrEnum):
     LEAN = "lean"
 
 
-class SaltPolicy(enum.StrEnum):
+class SaltMode(enum.StrEnum):
     """The version to salt the cache of a session's turns with."""
 
     PIN = "pin"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-from stenograph.core.kinds import SaltPolicy
+from stenograph.core.kinds import SaltMode
 
 UNNAMED = "default"
 """SGLang's and vLLM's name of their first weights, if nobody named them."""
@@ -102,21 +102,21 @@ class ControlAnswer:
 
 
 class CacheSalt(Struct, frozen=True, kw_only=True, gc=False):
-    """A session's policy, and its pinned version, if this was known and anything is pinned."""
+    """A session's mode, and its pinned version, if this was known and anything is pinned."""
 
-    policy: SaltPolicy = SaltPolicy.FOLLOW
+    mode: SaltMode = SaltMode.FOLLOW
     pinned: str | None = None
 
     @staticmethod
-    def at(policy: SaltPolicy, version: str | None) -> "CacheSalt":
+    def at(mode: SaltMode, version: str | None) -> "CacheSalt":
         """The salt of a session, or of a turn without one, at its beginning under weights `version`."""
-        return CacheSalt(policy=policy, pinned=version if policy is SaltPolicy.PIN else None)
+        return CacheSalt(mode=mode, pinned=version if mode is SaltMode.PIN else None)
 
-    def of(self, version: str, known: Collection[SaltPolicy]) -> str | None:
-        """The salt of a turn sampled by weights `version`, at an engine that knows these policies; None: no salt."""
-        if self.policy is SaltPolicy.OFF or self.policy not in known:
+    def of(self, version: str, known: Collection[SaltMode]) -> str | None:
+        """The salt of a turn sampled by weights `version`, at an engine that knows these modes; None: no salt."""
+        if self.mode is SaltMode.OFF or self.mode not in known:
             return None
-        return (self.pinned if self.policy is SaltPolicy.PIN else version) or None
+        return (self.pinned if self.mode is SaltMode.PIN else version) or None
 
 
 FOLLOWING = CacheSalt()

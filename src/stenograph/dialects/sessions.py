@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Meta
 
 from stenograph.core.errors import InvalidRequest
-from stenograph.core.kinds import AfterLength, Compat, HistoryKind, SaltPolicy, StrandKind
+from stenograph.core.kinds import AfterLength, Compat, HistoryKind, SaltMode, StrandKind
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.stated_options import GroupName, StatedOptions
@@ -49,7 +49,7 @@ class CreateSession(StatedOptions, frozen=True, forbid_unknown_fields=True, kw_o
     sampling: WireSamplingRules | None = None
     canonical: str | None = None
     support: bool | None = None
-    cache_salt: Annotated[str, Meta(extra_json_schema={"enum": [policy.value for policy in SaltPolicy]})] | None = None
+    cache_salt: Annotated[str, Meta(extra_json_schema={"enum": [mode.value for mode in SaltMode]})] | None = None
 
 
 class TurnReward(msgspec.Struct, forbid_unknown_fields=True):
@@ -203,7 +203,7 @@ def decode_create(body: bytes) -> tuple[CreateSession, SamplingRules | None]:
         raise InvalidRequest(
             f"after_length must be 'close' or 'refuse', got {shown(wire.after_length)}.", param="/after_length"
         )
-    if wire.cache_salt is not None and wire.cache_salt not in tuple(SaltPolicy):
+    if wire.cache_salt is not None and wire.cache_salt not in tuple(SaltMode):
         raise InvalidRequest(
             f"cache_salt must be 'pin', 'follow' or 'off', got {shown(wire.cache_salt)}.", param="/cache_salt"
         )

@@ -34,7 +34,7 @@ from stenograph.core.errors import (
     TokenizationFailed,
     UnexpectedFailure,
 )
-from stenograph.core.kinds import SaltPolicy
+from stenograph.core.kinds import SaltMode
 from stenograph.core.telemetry import GrammarStep
 from stenograph.core.types import Chunk, GrammarKind, RequestId, SamplingParams
 from stenograph.core.weights import (
@@ -77,7 +77,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-KEPT_APART = frozenset({SaltPolicy.FOLLOW})
+KEPT_APART = frozenset({SaltMode.FOLLOW})
 """Without a salt: where weights are swapped, everything computed by the ones before is forgotten."""
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 30.0
@@ -356,7 +356,7 @@ class EmbeddedEngine(Engine):
             grammars=frozenset(map(GrammarKind, event.grammars)),
             streams=True,
             reports_support=True,
-            salt_policies=KEPT_APART,
+            salt_modes=KEPT_APART,
         )
         self._health = EngineHealth(state=EngineState.READY)
         if not started.done():

@@ -23,7 +23,7 @@ from msgspec import Struct
 from stenograph.core.chat import ChatRequest
 from stenograph.core.errors import InvalidRequest, RouteNotFound
 from stenograph.core.json_types import Count
-from stenograph.core.kinds import SaltPolicy
+from stenograph.core.kinds import SaltMode
 from stenograph.core.messages import MediaKind
 from stenograph.core.routing import Routing, RoutingHint
 from stenograph.core.telemetry import GrammarStep
@@ -73,7 +73,7 @@ class Capabilities:
     hold for chats alone: a request without a chat gets its tokens, as they are sampled if it wants them so.
     `takes_json`: it takes ids as JSON text, so it wants `Prompt.json`. `logprobs`: the distribution of its
     log-probabilities. `reports_support`: it reports the ids open to sampling, where it is asked for them and set up for
-    it; with `max_support_top_k`, only where `top_k` cuts off all but so many. `salt_policies`: its policies to keep
+    it; with `max_support_top_k`, only where `top_k` cuts off all but so many. `salt_modes`: its ways to keep
     cached keys and values apart by the weights; none: by no policy. `repetition_over`: the tokens its repetition
     penalty counts. `hints`: the routing hints it takes. `note`: one line for the operator on its use, or nothing.
     `policy`: the engine's own name of the model, where it has another than `model`. `policies`: folders of the LoRAs
@@ -93,7 +93,7 @@ class Capabilities:
     logprobs: LogprobsReport = RAW_LOGPROBS
     reports_support: bool = False
     max_support_top_k: int | None = None
-    salt_policies: frozenset[SaltPolicy] = frozenset()
+    salt_modes: frozenset[SaltMode] = frozenset()
     repetition_over: RepetitionOver = RepetitionOver.LINE
     hints: frozenset[RoutingHint] = frozenset()
     note: str = ""

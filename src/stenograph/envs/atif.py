@@ -37,7 +37,7 @@ def trajectory(
     *,
     reward: Reward | None = None,
 ) -> dict[str, object] | None:
-    """The trajectory of the main line's view; those of other strands are within. Pure."""
+    """The trajectory of the main strand's view; those of other strands are within. Pure."""
     session_id, records = str(main["session_id"]), main["records"]
     if not records:
         return None

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from stenograph.core.errors import Draining, IdempotencyMismatch, InvalidRequest, LimitExceeded, StartupError
 from stenograph.core.json_types import Hex32
-from stenograph.core.kinds import AfterLength, Compat, HistoryKind, SaltPolicy
+from stenograph.core.kinds import AfterLength, Compat, HistoryKind, SaltMode
 from stenograph.core.loaded import entry
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.settings import Switch
@@ -171,14 +171,14 @@ class CreateRoute:
         return self.defaults.support if asked is None else asked
 
     def _cache_salt(self, asked: str | None, lora: str | None) -> CacheSalt:
-        engine, policy = self.engine.capabilities, SaltPolicy(asked or self.defaults.cache_salt.policy)
-        if policy is SaltPolicy.PIN and policy not in engine.salt_policies:
+        engine, mode = self.engine.capabilities, SaltMode(asked or self.defaults.cache_salt.mode)
+        if mode is SaltMode.PIN and mode not in engine.salt_modes:
             raise InvalidRequest(
                 f"cache_salt 'pin': the engine {engine.engine} cannot keep a cache of the weights that a session began"
                 " with; leave it out.",
                 param="/cache_salt",
             )
-        return CacheSalt.at(policy, self.manager.weights.of(lora).cached_as)
+        return CacheSalt.at(mode, self.manager.weights.of(lora).cached_as)
 
 
 def opened_session(request: Request, session_id: str, tokens: SessionTokens) -> OpenedSession:
@@ -203,7 +203,7 @@ def default_options(settings: Settings, canonical: Canonical) -> SessionOptions:
         sampling=sampling_of(settings),
         canonical=canonical,
         support=settings.support is Switch.ON,
-        cache_salt=CacheSalt(policy=settings.cache_salt),
+        cache_salt=CacheSalt(mode=settings.cache_salt),
     )
     if settings.compat is None:
         return of_settings

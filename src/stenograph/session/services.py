@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from stenograph.core.clock import Clock
-from stenograph.core.kinds import SaltPolicy
+from stenograph.core.kinds import SaltMode
 from stenograph.engine.base import Engine
 from stenograph.offload.pool import CpuPool, LoopShare
 from stenograph.session.kinds import KindRules
@@ -44,7 +44,7 @@ class TurnServices:
     rewrite_rules: RewriteRules = field(default_factory=lambda: RewriteRules.read(SHIPPED_RULES))
     canonical: Canonical = field(default_factory=Canonical)
     weights: Weights = field(default_factory=Weights)
-    cache_salt: SaltPolicy = SaltPolicy.FOLLOW
+    cache_salt: SaltMode = SaltMode.FOLLOW
     policy: str | None = None
 
 

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from pathlib import Path
 
-from stenograph.core.kinds import AfterLength, Compat, HistoryKind, SaltPolicy
+from stenograph.core.kinds import AfterLength, Compat, HistoryKind, SaltMode
 from stenograph.core.settings import Section, Switch, choice, folder, seconds, setting, text, whole_number
 
 
@@ -78,9 +78,9 @@ class SessionSettings:
         "Whether sessions that do not say so record which ids could be sampled beside each token, where a grammar or"
         " truncation rules some out; with an engine that reports it.",
     )
-    cache_salt: SaltPolicy = setting(
-        SaltPolicy.FOLLOW,
-        choice(SaltPolicy),
+    cache_salt: SaltMode = setting(
+        SaltMode.FOLLOW,
+        choice(SaltMode),
         "The version of the weights by which the engine's cache is kept apart, for sessions that do not say: the one"
         " that a session began with, the one that samples now, or none.",
     )

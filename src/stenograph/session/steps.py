@@ -188,7 +188,7 @@ class RunningTurn:
         services, params, request, prompt = self._services, self.params, self._request, self.sent
         capabilities, weights = self.capabilities, self._services.weights
         self.policy, num_changes = services.policy or capabilities.policy or capabilities.model, weights.num_changes
-        salt = self._cache_salt.of(weights.cached_as, capabilities.salt_policies) if weights.cached_as else None
+        salt = self._cache_salt.of(weights.cached_as, capabilities.salt_modes) if weights.cached_as else None
         collector = TurnCollector(
             vocab_size=capabilities.vocab_size,
             max_tokens=params.max_tokens,

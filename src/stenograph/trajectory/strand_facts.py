@@ -129,7 +129,7 @@ def leaves_of(nodes: Sequence[Node], history: HistoryKind | None) -> list[Node]:
 def kept_leaves(nodes: Sequence[Node]) -> list[Node]:
     """The leaves of the lines for samples, oldest commit first: all but those superseded by a later sibling.
 
-    Roots are siblings only where their prompts are equal: a side request beside the main line, a sub-agent's or a
+    Roots are siblings only where their prompts are equal: a side request beside the main strand, a sub-agent's or a
     compaction's, is a line of its own.
     """
     latest = {_place(node): node.id for node in nodes}

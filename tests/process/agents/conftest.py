@@ -26,7 +26,7 @@ CONTEXT_TOKENS = 1 << 20
 """A byte or so is a token here, and opencode's tools alone are 40 KB."""
 
 SESSION: dict[str, Any] = {}
-"""A session as it is by default: a title request beside the main line replaces nothing."""
+"""A session as it is by default: a title request beside the main strand replaces nothing."""
 
 SAMPLES: dict[str, Any] = {"format": "json", "include_side": True}
 """All samples of a session."""

@@ -47,7 +47,7 @@ async def run(home: Path, base_url: str, *arguments: str, sdk: str = CHAT) -> st
 
 
 async def check_two_samples(talk: Talk, base_url: str) -> None:
-    """The main line and the title are a sample each, and all that was sampled is in them."""
+    """The main strand and the title are a sample each, and all that was sampled is in them."""
     samples = await talk.samples(base_url)
     talk.check_all_trained_once(samples)
     assert len(samples) == 2

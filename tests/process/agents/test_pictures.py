@@ -67,7 +67,7 @@ class Look:
         return str((await self.json("POST", "/sessions", {}))["session_id"])
 
     async def check(self, session: str, *, num_images: int = 1) -> None:
-        """The main line has this many images, each sent with every turn after it, kept once, and exact in its sample;
+        """The main strand has this many images, each sent with every turn after it, kept once, and exact in its sample;
         all that was sampled is trained once."""
         pad = self.renderer.tokenizer.added_tokens[PAD]
         seen = [one for one in self.main if one.get("content_parts")]

@@ -49,7 +49,7 @@ def test_roots_supersede_each_other_only_with_equal_prompts(new_session: NewSess
     main = session.add(None, [1, 2, 3], [(12, -1.0)])
     session.add(None, [1, 2], [(13, -1.0)])
     session.add(main, [4], [(14, -1.0)])
-    session.add(None, [1, 2, 3], [(15, -1.0)])  # the main line's prompt again; the main line went on
+    session.add(None, [1, 2, 3], [(15, -1.0)])  # the main strand's prompt again; the main strand went on
     assert kept_ids(session) == [1, 3, 4, 5]
 
 

@@ -77,7 +77,7 @@ def test_a_worked_example(new_session: NewSession) -> None:
 
 
 def test_no_sample_for_two_reasons_is_all_truncated(new_session: NewSession) -> None:
-    """`left_out` says that another choice of kinds would give samples; here the main line would still be too long."""
+    """`left_out` says that another choice of kinds would give samples; here the main strand would still be too long."""
     session = new_session()
     main = session.add(None, [1, 2, 3], [(10, -0.5)])
     title = session.add(None, [4], [(11, -0.5)])

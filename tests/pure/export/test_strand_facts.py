@@ -1,4 +1,4 @@
-"""A session's strands as an export sees them: their rows, their main line, and what was left out."""
+"""A session's strands as an export sees them: their rows, their main strand, and what was left out."""
 
 from collections.abc import Callable
 from typing import Any

@@ -21,7 +21,7 @@ from msgspec import structs
 from stenograph.core.chat import Asked, ParsedReply, ParseFault, ParseProblem, Remaining, ToolChoice, ToolMode
 from stenograph.core.day import Day
 from stenograph.core.errors import SessionDamaged
-from stenograph.core.kinds import AfterLength, Compat, HistoryKind, Label, SaltPolicy, StrandKind
+from stenograph.core.kinds import AfterLength, Compat, HistoryKind, Label, SaltMode, StrandKind
 from stenograph.core.messages import Expansion, MediaKind, MediaRef, Message, PlacedMedia, Role, Tool, ToolCall
 from stenograph.core.outcome import Annotation, RolloutVerdict, SessionOutcome, TurnScores
 from stenograph.core.replay import PackedInts, Replay
@@ -297,7 +297,7 @@ options = st.builds(
     template_kwargs=json_objects,
     support=st.booleans(),
     compat=maybe(st.sampled_from(Compat)),
-    cache_salt=st.builds(CacheSalt, policy=st.sampled_from(SaltPolicy), pinned=maybe(texts)),
+    cache_salt=st.builds(CacheSalt, mode=st.sampled_from(SaltMode), pinned=maybe(texts)),
     canonical=st.builds(
         Canonical,
         drops=st.lists(st.builds(DropRule, name=texts, block=patterns, num_blocks=counts), max_size=2).map(tuple),

@@ -41,7 +41,7 @@ from stenograph.engine.base import (
     GenerateRequest,
     Outcome,
 )
-from stenograph.engine.fleet.members import FleetMember, MemberState, SessionPlace, SessionPlaces
+from stenograph.engine.fleet.members import FleetMember, FleetSession, FleetSessions, MemberState
 from stenograph.engine.fleet.placement import FIRST_PAUSE_S, Trust, choose, common_capabilities, cost_of, difference
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Fleet(Engine):
         self._known: dict[str, Capabilities] = {}
         self._common: Capabilities | None = None
         self._turns: dict[RequestId, _FleetTurn] = {}
-        self._sessions = SessionPlaces()
+        self._sessions = FleetSessions()
         self._new_gate: Callable[[], MemoryGate[_Try]] = lambda: entry(GATE)(
             clock, interval_s=load_interval_s, max_wait_s=max_wait_s, refresh=self._sessions.fade
         )
@@ -302,7 +302,7 @@ class Fleet(Engine):
             del self._turns[request.request_id]
 
     def end_session(self, key: str) -> None:
-        """Forget a session's place, and tell the engines that had turns of it."""
+        """Forget a session, and tell the engines that had turns of it."""
         session = self._sessions.end(key)
         for post in self._posts:
             if len(self._posts) == 1 or (session is not None and post.name in session.left_tokens):
@@ -388,7 +388,7 @@ class Fleet(Engine):
         finally:
             turn.waits = None
 
-    def _begin(self, request: GenerateRequest, turn: _FleetTurn, session: SessionPlace, post: MemberState) -> _Try:
+    def _begin(self, request: GenerateRequest, turn: _FleetTurn, session: FleetSession, post: MemberState) -> _Try:
         """Note a turn at its engine."""
         turn.post, cost = post, cost_of(request.prompt.num_tokens)
         turn.tried.add(post.name)

@@ -80,7 +80,7 @@ class MemberState:
 
 
 @dataclass(slots=True, eq=False)
-class SessionPlace:
+class FleetSession:
     """The engine of a session's last turn, and the number of tokens left at each engine by its last turn there.
     `is_resident`: that was lately."""
 
@@ -102,29 +102,29 @@ class SessionPlace:
             self.home = None
 
 
-class SessionPlaces:
-    """Sessions' places by affinity key."""
+class FleetSessions:
+    """Sessions as the fleet knows them, by affinity key."""
 
     def __init__(self) -> None:
-        self._places: OrderedDict[str, SessionPlace] = OrderedDict()
-        self._resident: OrderedDict[SessionPlace, float] = OrderedDict()
+        self._by_key: OrderedDict[str, FleetSession] = OrderedDict()
+        self._resident: OrderedDict[FleetSession, float] = OrderedDict()
         """By the time of their last turn's end, the oldest first."""
 
     def __repr__(self) -> str:
-        return f"<SessionPlaces of {len(self._places)} sessions>"
+        return f"<FleetSessions of {len(self._by_key)} sessions>"
 
-    def of(self, key: str | None) -> SessionPlace:
-        """The place kept for a session; an empty one for an unknown session."""
+    def of(self, key: str | None) -> FleetSession:
+        """The session of a key; a new one for an unknown key."""
         if key is None:
-            return SessionPlace()
-        session = self._places.setdefault(key, SessionPlace())
-        self._places.move_to_end(key)
-        if len(self._places) > MAX_SESSIONS:
-            _, forgotten = self._places.popitem(last=False)
+            return FleetSession()
+        session = self._by_key.setdefault(key, FleetSession())
+        self._by_key.move_to_end(key)
+        if len(self._by_key) > MAX_SESSIONS:
+            _, forgotten = self._by_key.popitem(last=False)
             forgotten.leave()
         return session
 
-    def settle(self, session: SessionPlace, post: MemberState, left_tokens: int, now: float) -> None:
+    def settle(self, session: FleetSession, post: MemberState, left_tokens: int, now: float) -> None:
         """A turn of a session has ended at an engine, its home from now on."""
         session.leave()
         session.home, session.left_tokens[post.name], session.is_resident = post, left_tokens, True
@@ -143,13 +143,13 @@ class SessionPlaces:
             session.fade()
             del self._resident[session]
 
-    def known(self, key: str | None) -> SessionPlace | None:
+    def known(self, key: str | None) -> FleetSession | None:
         """The same, without use of it."""
-        return None if key is None else self._places.get(key)
+        return None if key is None else self._by_key.get(key)
 
-    def end(self, key: str) -> SessionPlace | None:
-        """Forget a session. Returns its place, for the engines that had turns of it."""
-        session = self._places.pop(key, None)
+    def end(self, key: str) -> FleetSession | None:
+        """Forget a session. Returns it, for the engines that had turns of it."""
+        session = self._by_key.pop(key, None)
         if session is not None:
             session.leave()
             self._resident.pop(session, None)
@@ -157,6 +157,6 @@ class SessionPlaces:
 
     def evict(self, post: MemberState) -> None:
         """An engine leaves: nobody is at home there."""
-        for session in self._places.values():
+        for session in self._by_key.values():
             if session.home is post:
                 session.leave()

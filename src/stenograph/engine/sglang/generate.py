@@ -6,7 +6,7 @@ from dataclasses import replace
 from msgspec import structs
 
 from stenograph.core.errors import StenographError
-from stenograph.core.kinds import SaltPolicy
+from stenograph.core.kinds import SaltMode
 from stenograph.core.messages import MediaKind
 from stenograph.core.routing import RoutingHint
 from stenograph.core.types import LogprobsKind, LogprobsReport, Prompt, RepetitionOver, RequestId
@@ -76,7 +76,7 @@ class SGLangGenerate(EngineAdapter):
             logprobs=LogprobsReport(kind=options.logprobs or LogprobsKind.TEMPERED, after_constraints=True),
             reports_support=True,
             max_support_top_k=MAX_SUPPORT_TOP_K,
-            salt_policies=frozenset(SaltPolicy),
+            salt_modes=frozenset(SaltMode),
             repetition_over=RepetitionOver.TURN,
             hints=frozenset(RoutingHint),
             media=frozenset(MediaKind),

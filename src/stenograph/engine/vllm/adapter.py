@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from stenograph.core.errors import ContextLengthExceeded, UpstreamInvalid
-from stenograph.core.kinds import SaltPolicy
+from stenograph.core.kinds import SaltMode
 from stenograph.core.logprobs import has_support
 from stenograph.core.messages import MediaKind
 from stenograph.core.routing import RoutingHint
@@ -87,7 +87,7 @@ class VLLM(EngineAdapter):
             streams=True,
             takes_json=True,
             logprobs=LogprobsReport(kind=options.logprobs or LogprobsKind.RAW),
-            salt_policies=frozenset(SaltPolicy),
+            salt_modes=frozenset(SaltMode),
             hints=frozenset({RoutingHint.DP_RANK}),
             media=frozenset(MediaKind),
         )
@@ -96,7 +96,7 @@ class VLLM(EngineAdapter):
         return f"<VLLM {self.capabilities.model} {self._found}>"
 
     @property
-    def place(self) -> tuple[VLLMRoute, str]:
+    def target(self) -> tuple[VLLMRoute, str]:
         """The route that it is asked by, and its model's name. Raises EngineUnavailable before it is known."""
         found = known(self._found)
         return found.route, found.model
@@ -257,7 +257,7 @@ class VLLMGuidedReading(EngineReading):
 
 async def scored(adapter: VLLM, request: ScoreRequest, ask: Ask) -> Scores:
     """The scores of given tokens. Raises UpstreamError."""
-    route, model = adapter.place
+    route, model = adapter.target
     body = encode_given(request, route=route, model=request.policy or model)
     http = await ask("POST", route.value, body, request_headers(request.request_id, None))
     if http.status != 200:

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import structs
 
 from stenograph.core.chat import Remaining
-from stenograph.core.kinds import UNLABELLED, AfterLength, Compat, HistoryKind, Label, SaltPolicy, StrandKind
+from stenograph.core.kinds import UNLABELLED, AfterLength, Compat, HistoryKind, Label, SaltMode, StrandKind
 from stenograph.core.loaded import entry
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.sampling_rules import SamplingRules
@@ -160,7 +160,7 @@ def encode_opened(opened: SessionOpened) -> bytes:
             support=options.support,
             compat=options.compat,
             stated=msgspec.to_builtins(structs.replace(options.stated, group=None)),
-            cache_salt=(options.cache_salt.policy, maybe_written(options.cache_salt.pinned)),
+            cache_salt=(options.cache_salt.mode, maybe_written(options.cache_salt.pinned)),
             fork=None if options.fork is None else entry(f"{FORKS}:fork_written")(options.fork),
             tenant=options.tenant,
         )
@@ -253,7 +253,7 @@ def _stated_read(written: _WrittenOpening) -> StatedOptions:
 def _cache_salt_read(written: tuple[str, _Text] | None) -> CacheSalt:
     if written is None:
         return FOLLOWING
-    return CacheSalt(policy=SaltPolicy(written[0]), pinned=maybe_read(written[1]))
+    return CacheSalt(mode=SaltMode(written[0]), pinned=maybe_read(written[1]))
 
 
 def _pattern_written(pattern: re.Pattern[str] | None) -> _WrittenPattern | None:
