@@ -22,7 +22,6 @@ from stenograph.embedded.forward.weights import F32Array
 from stenograph.embedded.grammar.cache import BadGrammar, CompilerBusy, GrammarCompiler, GrammarEngineFailed
 from stenograph.embedded.kv.block_pool import BLOCK_TOKENS, BlockPool
 from stenograph.embedded.options import EmbeddedOptions
-from stenograph.embedded.pace import Pace
 from stenograph.embedded.sampler import BadLogits, DeadEnd
 from stenograph.embedded.scheduler import Budget, Running, Share, Waiting, plan
 from stenograph.embedded.sequence import ForcedSequence, Sequence
@@ -33,6 +32,37 @@ if TYPE_CHECKING:
 
 AFTER_TURNS = 2**62
 """Added to the arrival of a request for scores: every request for tokens is older, and so goes before it."""
+
+
+SMOOTHING = 0.8
+"""The weight of the old mean when a new interval arrives."""
+SHORTEST_S = 1.0
+LONGEST_S = 60.0
+
+
+class Pace:
+    """A moving mean of the seconds between two ends."""
+
+    def __init__(self) -> None:
+        self._last: float | None = None
+        self._mean_s: float | None = None
+
+    def __repr__(self) -> str:
+        return f"<Pace one each {self.retry_after_s:.3g} s>"
+
+    def ended(self, now: float) -> None:
+        """A request ended at `now`, monotonic seconds."""
+        if self._last is not None:
+            interval_s = now - self._last
+            self._mean_s = (
+                interval_s if self._mean_s is None else SMOOTHING * self._mean_s + (1 - SMOOTHING) * interval_s
+            )
+        self._last = now
+
+    @property
+    def retry_after_s(self) -> float:
+        """Seconds until a waiting request will probably have begun and freed a place. In [1, 60]."""
+        return min(LONGEST_S, max(SHORTEST_S, self._mean_s or SHORTEST_S))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

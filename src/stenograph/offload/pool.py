@@ -7,11 +7,10 @@ changes on the loop.
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from stenograph.core.loaded import entry
 from stenograph.offload.collector_pause import CollectorPause
 
 T = TypeVar("T")
@@ -48,10 +47,28 @@ class CpuPool:
             if num_bytes < LARGE_FROM_BYTES or self._num_workers == 1:
                 result = await asyncio.get_running_loop().run_in_executor(self._executor, work)
             else:
-                result = await entry("stenograph.offload.large_work:run")(self._executor, self._large, work)
+                result = await self._run_large(work)
         is_lazy = hasattr(result, "__next__") or hasattr(result, "__await__")
         assert not is_lazy, "a lazy result would leave its work to the loop"
         return result
+
+    async def _run_large(self, work: Callable[[], T]) -> T:
+        """Call `work` on a thread once large work may begin one more. Its turn is over when the work ends, not when its
+        caller is cancelled. Raises RuntimeError if the pool is closed."""
+        loop = asyncio.get_running_loop()
+
+        def ended(_: "Future[T]") -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._large.release)
+
+        await self._large.acquire()
+        try:
+            future = self._executor.submit(work)
+        except RuntimeError:
+            self._large.release()
+            raise
+        future.add_done_callback(ended)
+        return await asyncio.wrap_future(future)
 
     def close(self) -> None:
         """Drop work not begun and let the threads end."""

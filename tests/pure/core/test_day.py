@@ -10,7 +10,7 @@ from stenograph.families import TEMPLATE
 from stenograph.model.tokenizer import Tokenizer
 from stenograph.text.conversations import said, user
 from stenograph.text.renderer import Renderer
-from stenograph.text.template.jinja import JinjaTemplate
+from stenograph.text.template.choice import JinjaTemplate
 from stenograph.text.template.template import ChatTemplate
 
 SOURCE = (

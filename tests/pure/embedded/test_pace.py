@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenograph.embedded.pace import LONGEST_S, SHORTEST_S, Pace
+from stenograph.embedded.engine_core import LONGEST_S, SHORTEST_S, Pace
 
 
 def test_before_two_have_ended_it_is_the_shortest() -> None:

@@ -22,8 +22,8 @@ from stenograph.text.family import Family
 from stenograph.text.grammar.lark import quoted
 from stenograph.text.reading import PartKind, Reading
 from stenograph.text.reply import ReplyParser
+from stenograph.text.template.choice import JinjaTemplate
 from stenograph.text.template.input import message_dicts
-from stenograph.text.template.jinja import JinjaTemplate
 from stenograph.verify.verify import verify
 
 LoadReal = Callable[..., Any]

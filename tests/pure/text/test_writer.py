@@ -12,8 +12,7 @@ from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.families import Family
 from stenograph.model.tokenizer import Tokenizer
 from stenograph.text.renderer import Bridge, Renderer
-from stenograph.text.template.choice import choose_template
-from stenograph.text.template.jinja import JinjaTemplate
+from stenograph.text.template.choice import JinjaTemplate, choose_template
 from stenograph.text.template.template import ChatTemplate
 from stenograph.text.writer import LARGE_CHARS, MAX_FRAME_CHARS, MAX_FRAMES, Frame, FrameCache, FrameKey, Writer
 

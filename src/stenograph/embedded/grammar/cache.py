@@ -5,19 +5,21 @@ Owns the threads for compiling and for guides, how long a grammar may take and t
 """
 
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from stenograph.core.loaded import entry
 from stenograph.core.telemetry import GrammarStep
 from stenograph.core.types import Grammar
 from stenograph.embedded.grammar.base import BadGrammar as BadGrammar
-from stenograph.embedded.grammar.base import CompiledGrammar, GrammarBackend, no_other_error
+from stenograph.embedded.grammar.base import CompiledGrammar, GrammarBackend, GrammarState, no_other_error
 from stenograph.embedded.grammar.base import GrammarEngineFailed as GrammarEngineFailed
 from stenograph.embedded.grammar.guide import Guide
-from stenograph.embedded.grammar.times import GrammarTimes, TimedState
+from stenograph.embedded.sampler import Allowed
 
 if TYPE_CHECKING:
     from stenograph.model.tokenizer import Tokenizer
@@ -44,6 +46,57 @@ _stack_size_lock = threading.Lock()
 
 class CompilerBusy(BadGrammar):
     """Nothing is known of this grammar: too many others take too long."""
+
+
+class GrammarTimes:
+    """Durations in seconds, by step, in the order of their ends."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._durations_s: dict[GrammarStep, list[float]] = {}
+
+    def __repr__(self) -> str:
+        return f"<GrammarTimes {sum(map(len, self._durations_s.values()))} durations>"
+
+    @contextmanager
+    def of(self, step: GrammarStep) -> Generator[None]:
+        """Add the duration of the block, also if it raises."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            took_s = time.perf_counter() - began
+            with self._lock:
+                self._durations_s.setdefault(step, []).append(took_s)
+
+    def take(self) -> Mapping[GrammarStep, tuple[float, ...]]:
+        """The durations added since the last call; steps without any are left out."""
+        with self._lock:
+            taken, self._durations_s = self._durations_s, {}
+        return {step: tuple(durations) for step, durations in taken.items()}
+
+
+class TimedState:
+    """A grammar state with timed masks and steps."""
+
+    def __init__(self, state: GrammarState, times: GrammarTimes) -> None:
+        self._state = state
+        self._times = times
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the state is a finished one."""
+        return self._state.is_finished
+
+    def allowed(self) -> Allowed:
+        """The state's mask; raises as it does."""
+        with self._times.of(GrammarStep.FILL):
+            return self._state.allowed()
+
+    def accept(self, token_id: int) -> None:
+        """The state's step; raises as it does."""
+        with self._times.of(GrammarStep.ACCEPT):
+            self._state.accept(token_id)
 
 
 class GrammarCompiler:

@@ -1,24 +1,59 @@
 """The choice of a template's engine: the fast one only where it writes what jinja2 writes.
 
-Owns the choice, made once at start: both engines render every kind of conversation. Knows nothing of a template's
-meaning.
+Owns the choice, made once at start: both engines render every kind of conversation. Owns jinja2's sandbox as well, set
+up as transformers does. Knows nothing of a template's meaning.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+import jinja2
+from jinja2 import meta, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from stenograph.core.errors import StartupError, UnrenderableMessage
 from stenograph.core.messages import Message, Tool
 from stenograph.model.tokenizer import Tokenizer
 from stenograph.text.conversations import appended, exchanges
 from stenograph.text.family import Family
-from stenograph.text.template.jinja import JinjaTemplate
-from stenograph.text.template.template import ChatTemplate, Template
+from stenograph.text.template.template import ChatTemplate, Template, to_json
 from stenograph.text.writer import Writer
 
 _SHOWN_CHARS = 40
 _ARGUMENTS: tuple[Mapping[str, object], ...] = ({}, {"enable_thinking": False})
 """None, and the argument set most often by requests; of use where the template reads it."""
+
+
+class _GenerationBlocks(Extension):
+    """`{% generation %}` marks an assistant's text, for anyone interested; it writes nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 -- as the base class has it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """The block's content alone."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class JinjaTemplate(ChatTemplate):
+    """A compiled template of the sandbox."""
+
+    malformed = (jinja2.TemplateError, RecursionError)
+    failing = (Exception,)
+    """A template is a program: it can fail in any way."""
+
+    def _compile(self, source: str, known: Mapping[str, object]) -> frozenset[str]:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols]
+        )
+        environment.filters["tojson"] = to_json
+        self._template = environment.from_string(source, globals=dict(known))
+        return frozenset(meta.find_undeclared_variables(environment.parse(source)))
+
+    def _written(self, context: Mapping[str, object]) -> str:
+        return self._template.render(context)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
