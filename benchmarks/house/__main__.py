@@ -3,9 +3,8 @@
     scripts/measure-house [SRC]
 
 Two servers of a tiny model are watched: one that speaks OpenAI's protocols alone to one SGLang, a stand-in, with
-SQLite; and one of the default flags. The way is that of a session's fourth turn, whose requests are alike. CPU is user
-and system time of a process and its children, the least of five. SRC is another checkout's `src`, whose files and
-imports are read in place of this one's: its servers are not started.
+SQLite; and one of the default flags. The way is that of a session's fourth turn. CPU is user and system time of a
+process and its children, the least of five. SRC is another checkout's `src`: its source alone is measured.
 """
 
 import json
@@ -54,7 +53,7 @@ def ready(child: Child) -> str:
     return found[1]
 
 
-def chatted(children: Children, flags: Sequence[str]) -> tuple[list[Path], tuple[int, int]]:
+def chatted(children: Children, flags: Sequence[str]) -> tuple[list[Path], tuple[int, int, int]]:
     """The files of our modules that a server has loaded after a session's chats, and the way of the fourth."""
     child = children.start("the server", ["benchmarks.house.watched", "serve", "--port", "0", *flags])
     url = ready(child)
@@ -65,21 +64,20 @@ def chatted(children: Children, flags: Sequence[str]) -> tuple[list[Path], tuple
             told(child, "begin")
         chat = {"model": "tiny", "messages": messages, "max_tokens": 4}
         messages.append(asked(f"{url}/sessions/{session}/v1/chat/completions", chat)["choices"][0]["message"])
-    lines, changes = told(child, "end")
+    own, lines, changes = told(child, "end")
     files = [Path(file) for file in told(child, "modules")]
     assert child.end() == 0, child.stderr_tail()
-    return files, (lines, changes)
+    return files, (own, lines, changes)
 
 
 def served(children: Children, flags: Sequence[str]) -> Figures:
     """The figures of a server."""
-    files, (lines, changes) = chatted(children, flags)
+    files, way = chatted(children, flags)
     size = size_of(files)
     return {
         "modules": size.files,
         "tokens": size.tokens,
-        "way_lines": lines,
-        "way_changes": changes,
+        **dict(zip(("way_own_lines", "way_lines", "way_changes"), way, strict=True)),
         "start_cpu_s": min(start_cpu_s(flags) for _ in range(ROUNDS)),
     }
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 SPEC = find_spec("stenograph")
@@ -23,9 +23,9 @@ PRODUCT = str(Path(str(SPEC.origin)).parent) + "/"
 
 @dataclass
 class RequestWay:
-    """The files that a request entered. `num_changes` counts frames of another file than the one before, by thread."""
+    """The functions entered. `num_changes` counts frames of another file than the one before, by thread."""
 
-    files: set[str] = field(default_factory=set[str])
+    functions: set[CodeType] = field(default_factory=set[CodeType])
     num_changes: int = 0
     latest: dict[int, str] = field(default_factory=dict[int, str])
 
@@ -36,12 +36,14 @@ class RequestWay:
         thread = threading.get_ident()
         self.num_changes += self.latest.get(thread, file) != file
         self.latest[thread] = file
-        self.files.add(file)
+        self.functions.add(frame.f_code)
 
     @property
-    def figures(self) -> tuple[int, int]:
-        """Lines of the files, changes of file."""
-        return sum(len(Path(file).read_text().splitlines()) for file in self.files), self.num_changes
+    def figures(self) -> tuple[int, int, int]:
+        """Lines of the functions, lines of their files, changes of file."""
+        own = {(code.co_filename, line) for code in self.functions for _, _, line in code.co_lines()}
+        files = {code.co_filename for code in self.functions}
+        return len(own), sum(len(Path(file).read_text().splitlines()) for file in files), self.num_changes
 
 
 class Tracer:
