@@ -309,9 +309,10 @@ class IdempotencyMismatch(CallerError):
 
 
 class UpstreamError(StenographError):
-    """The engine broke it. Nothing was committed."""
+    """The engine broke it. Nothing was committed. `has_ended`: by the engine's own word it samples no more."""
 
     retryable = True
+    has_ended: ClassVar[bool] = False
 
 
 class UpstreamInvalid(UpstreamError):
@@ -331,7 +332,7 @@ class UpstreamRefused(UpstreamError):
     message within the body, where it was found.
     """
 
-    code, status = "upstream_refused", 502
+    code, status, has_ended = "upstream_refused", 502, True
 
     def __init__(
         self, *, status: int, content_type: str, headers: tuple[tuple[str, str], ...], body: bytes, said: str = ""

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 
 from stenograph.client import DecodedSample
 from stenograph.client.batch import RolloutBatch
+from stenograph.client.samples import SampleMedia
 from stenograph.trainers import rows, tinker, trl, verl
 
 from .conftest import Grown, group_of, rollouts_samples, teacher
@@ -87,6 +88,22 @@ def test_verl_s_agent_loop_output_has_the_routes_of_each_token() -> None:
     assert (made.dtype, made[num_rows].any()) == (np.int16, False)
     np.testing.assert_array_equal(made[:num_rows], routes)
     assert filler.as_dict()["routed_experts"].shape == (2, 3, 2)
+
+
+def test_verl_s_agent_loop_output_has_each_image_in_its_order() -> None:
+    """Its worker reads `multi_modal_data["images"]`, and gives them to the model's processor in this order."""
+    loop = real("verl.experimental.agent_loop.agent_loop")
+    grown = Grown()
+    grown.turn(None, [1, 9, 9, 2, 9], [3, 4])
+    (sample,) = grown.samples()
+    hashes = ["ab" * 32, "cd" * 32]
+    places = zip(hashes, ((1, 2), (4, 1)), strict=True)
+    media = tuple(SampleMedia(sha256=one, kind="image", start=at, length=num) for one, (at, num) in places)
+    images = {one: np.full((2, 2), number) for number, one in enumerate(hashes)}
+    shown = dataclasses.replace(sample, media=media)
+    (one,) = verl.agent_loop_outputs([shown], loop.AgentLoopOutput, loop.AgentLoopMetrics(), images=images)
+    assert [int(image[0, 0]) for image in one.multi_modal_data["images"]] == [0, 1]
+    assert one.as_dict()["prompts"].tolist() == [1, 9, 9, 2, 9]
 
 
 @settings(max_examples=30)

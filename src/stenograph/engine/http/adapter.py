@@ -139,6 +139,9 @@ class EngineAdapter(Protocol):
     scorer: ClassVar[str] = ""
     """The entry of `(adapter, ScoreRequest, Ask) -> Scores`, async; empty where the engine scores no tokens."""
 
+    media_sampler: ClassVar[str] = ""
+    """The entry of `(generate, GenerateRequest) -> chunks` that samples turns with media; empty: `generate` itself."""
+
     load_reader: ClassVar[str] = ""
     """The entry of `(Ask) -> EngineLoad`, async; empty where the engine does not say how full it is."""
 

@@ -44,8 +44,7 @@ T = TypeVar("T")
 
 BY_LORA = "stenograph.engine.http.loras:sampled_by_lora"
 FIRST_ABORT_PAUSE_S, LONGEST_ABORT_PAUSE_S = 0.1, 2.0
-ABORT_DEADLINE_S = 5.0
-PROBE_DEADLINE_S = 5.0
+ABORT_DEADLINE_S = PROBE_DEADLINE_S = 5.0
 SESSION_HEADER = "x-session-id"  # the same for other routers
 CLOSE_GRACE_S = 2.0  # for `aclose` to send the last aborts
 MAX_SAID = 8  # reasons in the log for one outage; they may differ in more than matters
@@ -147,7 +146,8 @@ class HttpEngine(Engine):
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         """Sample. Raises the adapter's error for any status but 200, as a rule UpstreamRefused."""
-        chunks = self._generated(request)
+        again = self._adapter.media_sampler if request.prompt.media else ""
+        chunks = entry(again)(self._generated, request) if again else self._generated(request)
         return chunks if request.policy is None else entry(BY_LORA)(chunks, self._adapter, request.policy, self._loras)
 
     async def _generated(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
@@ -313,9 +313,11 @@ class HttpEngine(Engine):
         try:
             await self._read_events(running, call, put)
         except UpstreamUnreachable:
-            if not running.is_whole:
+            if not running.is_whole:  # else its end was handed on: its reply was whole before its connection was cut
                 raise
-            # Its end was handed on: by its own word the reply was whole before its connection was cut.
+        except UpstreamError as error:
+            running.is_whole = error.has_ended  # an abort could meet a second try, which has the same id
+            raise
         await self._settle(running, put)
 
     async def _settle(self, running: _RunningExchange, put: Callable[[Chunk], object]) -> None:

@@ -68,6 +68,7 @@ class VLLM(EngineAdapter):
     """A vLLM server, or a router before several of one kind."""
 
     too_long = TOO_LONG
+    media_sampler = "stenograph.engine.vllm.lost_media:sampled_again"
     scorer = "stenograph.engine.vllm.adapter:scored"
     load_reader = "stenograph.engine.exposition:vllm_load"
     info_path = INFO_PATH
