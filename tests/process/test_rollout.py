@@ -5,12 +5,19 @@ import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
+import numpy as np
 import pytest
 
+from standins.teacher_forcing import line_logprobs
 from standins.tiny.llama import write_tiny_folder
+from stenograph.client import tree_of
 from stenograph.client.samples import decoded
+from stenograph.embedded.forward.numpy_forward import NumpyForward
+from stenograph.embedded.forward.weights import load_weights
 from stenograph.envs.folder import RolloutFolder
+from stenograph.trainers.trees import packed
 
 from .test_serve import command
 
@@ -104,8 +111,37 @@ def test_reasoning_gym_scores_what_a_real_model_samples(tmp_path: Path) -> None:
             assert row["end"] == "ok", row
             assert 0 <= float(str(row["reward"])) <= 1
             (sample,) = decoded((out / str(row["samples"])).read_bytes())
-            assert sample.num_trained == row["num_trained"] > 0
+            assert sample.num_trained == row["num_trained"]
+            assert sample.num_trained > 0
             assert sample.reward == row["reward"]
     refused = rollout("reasoning-gym:leg_countin", "--out", str(tmp_path / "no"))
     assert refused.returncode == 2
     assert "has no dataset 'leg_countin'; of its 106 are leg_counting" in refused.stderr
+
+
+def test_errand_branches_on_the_embedded_engine_and_each_branch_is_exact(tmp_path: Path) -> None:
+    out, model = tmp_path / "out", write_tiny_folder(tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4096}))
+    env = Path(__file__).parents[2] / "examples" / "rl" / "errand_env.py"
+    flags = ("--out", str(out), "--model", str(model), "--family", "smollm2", "--num-tasks", "1", "--group-size", "2")
+    done = rollout(str(env), *flags, "--fork-at", "entropy:3")
+    assert done.returncode == 0, done.stderr
+    assert "6 branches" in done.stderr
+    scorer = NumpyForward(*load_weights(model), num_kv_tokens=4096)
+    for row in kept(out):
+        branches = cast("list[dict[str, object]]", row["branches"])
+        assert [one["end"] for one in branches] == ["ok"] * 3
+        (base,), *forks = (decoded((out / str(place)).read_bytes()) for place in [row["samples"], *_places(branches)])
+        tree = tree_of([base, *(sample for fork in forks for sample in fork)])
+        pack = packed(tree)
+        assert len(tree.tokens) < tree.num_flat / 2, "the history is there once"
+        for number, sample in enumerate(tree.samples()):
+            nats = np.array(line_logprobs(scorer, sample.tokens.tolist(), sample.prompt_length))
+            of_sample = pack.log_probs[pack.samples == number]
+            assert np.abs(nats[sample.loss_mask == 1] - of_sample).max(initial=0.0) <= 1e-4
+    assert "entropy:N is expected" in rollout(str(env), *flags, "--fork-at", "4").stderr
+
+
+def _places(branches: list[dict[str, object]]) -> list[str]:
+    return [str(one["samples"]) for one in branches]

@@ -189,6 +189,11 @@ def _rollout_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--agent-timeout", type=float, metavar="SECONDS", help="longest time of an agent; it has failed then"
     )
+    parser.add_argument(
+        "--fork-at",
+        metavar="entropy:N",
+        help="run each rollout again from its N least certain tokens, and reward its turns by what becomes of them",
+    )
     parser.add_argument("--env-options", metavar="JSON", help="options of the environment")
     parser.add_argument(
         "--session",

@@ -17,6 +17,7 @@ from stenograph.client.client import Client
 from stenograph.client.errors import WrongKey, WrongRequest
 from stenograph.core.errors import StartupError
 from stenograph.envs.base import Environment, WrongEnvironment, environment
+from stenograph.envs.branches import ForkPlan
 from stenograph.envs.folder import RolloutFolder
 from stenograph.envs.rollout import Member, RolloutPlan, members_of, run_rollouts, summary
 
@@ -26,9 +27,11 @@ def rollout(options: dict[str, Any]) -> int:
     session = json_object("--session", options.pop("session"))
     env, env_options = options.pop("env"), json_object("--env-options", options.pop("env_options"))
     seed, folder = options.pop("seed"), RolloutFolder(options.pop("out"))
+    fork_at = options.pop("fork_at")
     server = ServerWish.of(options)
     plan = RolloutPlan(
-        facts={"environment": env, "options": env_options, "seed": seed, "session": session},
+        facts={"environment": env, "options": env_options, "seed": seed, "session": session, "fork_at": fork_at},
+        fork_at=None if fork_at is None else _fork_plan(fork_at),
         seed=seed,
         session=session,
         timeout_s=options.pop("agent_timeout"),
@@ -53,6 +56,13 @@ def rollout(options: dict[str, Any]) -> int:
     for line in summary(folder):
         say(line)
     return 0 if all(one.end != "infra_failed" for one in folder) else 1
+
+
+def _fork_plan(text: str) -> ForkPlan:
+    try:
+        return ForkPlan.of(text)
+    except ValueError as error:
+        raise StartupError(f"--fork-at: {error}") from error
 
 
 async def _run(

@@ -342,7 +342,9 @@ class RolloutRun(Generic[T]):
             async with self._client.session(**fields) as session:
                 session_id = session.id
                 ended = await self._agent_end(group, session)
-                await session.outcome(ended.reward, verdict=ended.end, detail=_detail(ended.error))
+                await session.outcome(
+                    ended.reward, verdict=ended.end, detail=_detail(ended.error), turns=session.turn_rewards
+                )
                 if ended.end == "infra_failed" or (ended.end == "aborted" and self._limits.partial == "drop"):
                     return session_id, ended, None
                 return session_id, ended, await session.samples(**self._wishes)

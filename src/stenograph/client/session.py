@@ -73,6 +73,8 @@ class RolloutSession:
     `api_key` is the agent's: the session's token, on a server without keys the session's id. By it an SDK's requests
     belong to this session, also those of a tool with only the server's address and the key. A token is good for the
     session's turns, token counts and list of models, and for nothing else.
+
+    `turn_rewards`, set by an agent, are rewards of single turns by node id; the rollout's outcome has them.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class RolloutSession:
         self.base_url = base_url
         self.root_url = root_url
         self.api_key = api_key
+        self.turn_rewards: Mapping[int, float] = {}
         self._forks: list[RolloutSession] = []
 
     def __repr__(self) -> str:

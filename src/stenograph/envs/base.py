@@ -79,7 +79,8 @@ def environment(spec: str, options: Mapping[str, object]) -> Environment:
 
 
 class PythonFile:
-    """A Python file as an environment: `tasks` gives values that JSON can hold, `async run(task, session)` the reward.
+    """A Python file as an environment: `tasks` gives values that JSON can hold, `async run(task, session)` the reward;
+    with `retraces = True` its rollouts can have branches (branches.py).
 
     A task is named by its place, or by its `id` where it is a mapping with one.
     """
@@ -90,6 +91,7 @@ class PythonFile:
         self._tasks = cast("Callable[[], Sequence[Any]] | None", getattr(module, "tasks", None))
         self._run = cast("Callable[[object, RolloutSession], Awaitable[Reward | None]]", getattr(module, "run", None))
         self._path = path
+        self.retraces = getattr(module, "retraces", False) is True
         if not callable(self._tasks) or not inspect.iscoroutinefunction(self._run):
             raise WrongEnvironment(f"{path} is no environment: it needs def tasks() and async def run(task, session)")
 

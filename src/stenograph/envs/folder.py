@@ -2,7 +2,7 @@
 
     run.json            what the folder is of: environment, options, seed, session
     rollouts.jsonl      a line for each ended rollout, written after its samples are on the disk
-    samples/*.safetensors    a rollout's payload, as the server gave it (docs/samples.md)
+    samples/*.safetensors    a rollout's payload, as the server gave it (docs/samples.md); *.fork0.…: its branches'
     atif/*.json         with --atif: a rollout as a trajectory
 
 A line cut by a crash is dropped, and its rollout run again. Blocks.
@@ -13,7 +13,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
@@ -32,7 +32,8 @@ MAX_NAME_CHARS = 120
 class EndedRollout:
     """One line. `number` counts a task's rollouts from 0. `samples` is the payload's place in the folder, None where
     there is none; `num_trained` counts its trained tokens. `error` is one line, None where it ended `ok`;
-    `trajectory_error` is one too, why its trajectory could not be made."""
+    `trajectory_error` is one too, why its trajectory could not be made. `branches` are rows of `branch_row`,
+    `branches_error` why there are none."""
 
     task: str
     number: int
@@ -45,6 +46,8 @@ class EndedRollout:
     samples: str | None
     error: str | None
     trajectory_error: str | None = None
+    branches: Sequence[Mapping[str, object]] = ()
+    branches_error: str | None = None
 
 
 class RolloutFolder:
@@ -105,6 +108,10 @@ class RolloutFolder:
         ended = self._ended.get((task, number))
         return ended is not None and ended.end in ("ok", "agent_failed")
 
+    def keep(self, place: str, payload: bytes) -> None:
+        """Put a payload on the disk. Raises OSError."""
+        replace_file(self.path / place, payload)
+
     def add(self, ended: EndedRollout, payload: bytes | None, trajectory: Mapping[str, object] | None = None) -> None:
         """Keep a rollout: its samples and trajectory first, then its line, all on the disk when it returns. Any thread
         may call it. Raises OSError, and then keeps no part of the line."""
@@ -143,9 +150,9 @@ class RolloutFolder:
                 )
 
 
-def place_of(task: str, number: int) -> str:
-    """The place of a rollout's samples in the folder."""
-    return f"samples/{_name_of(task)}.{number}.safetensors"
+def place_of(task: str, number: int, *, branch: int | None = None) -> str:
+    """The place of the samples of a rollout, or of a branch of it, in the folder."""
+    return f"samples/{_name_of(task)}.{number}{'' if branch is None else f'.fork{branch}'}.safetensors"
 
 
 def _name_of(task: str) -> str:

@@ -26,6 +26,8 @@ gym: Any = importlib.import_module("reasoning_gym")
 class ReasoningGym:
     """One dataset of reasoning-gym."""
 
+    retraces = True
+
     def __init__(self, which: str, options: Mapping[str, object]) -> None:
         """Raises WrongEnvironment for a dataset that the package does not have."""
         known = sorted(cast("Mapping[str, object]", gym.factory.DATASETS))

@@ -4,9 +4,9 @@ import asyncio
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import TextIO
+from typing import TextIO, cast
 
 from stenograph.client.batch import Rollout, RolloutBatch
 from stenograph.client.client import Client
@@ -16,6 +16,7 @@ from stenograph.client.session import RolloutSession, SessionFields
 from stenograph.client.shown import error_line
 from stenograph.envs.atif import session_trajectory
 from stenograph.envs.base import Environment, Task, WrongEnvironment
+from stenograph.envs.branches import Branch, ForkPlan, branch_row, branched, check_retraces
 from stenograph.envs.folder import EndedRollout, RolloutFolder, place_of
 
 MAX_ID_CHARS = 256
@@ -26,7 +27,7 @@ MAX_ID_CHARS = 256
 class RolloutPlan:
     """A run: `group_size` rollouts of each of at most `num_tasks` tasks, `concurrency` at a time, each agent for
     `timeout_s` seconds at most. `session` are fields of each session. `facts` name the run in its folder. `atif`: keep
-    a trajectory of each rollout too."""
+    a trajectory of each rollout too. `fork_at`: the branches of each rollout."""
 
     facts: Mapping[str, object]
     num_tasks: int | None = None
@@ -36,6 +37,7 @@ class RolloutPlan:
     timeout_s: float | None = None
     session: Mapping[str, object] = field(default_factory=dict[str, object])
     atif: bool = False
+    fork_at: ForkPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class Member:
 
 def members_of(environment: Environment, plan: RolloutPlan) -> Sequence[Member]:
     """All rollouts of a run. Raises WrongEnvironment, also where two tasks have one id, and for an id too long."""
+    if plan.fork_at is not None:
+        check_retraces(environment)
     tasks = environment.tasks(limit=plan.num_tasks, seed=plan.seed)
     for task in tasks:
         if not 1 <= len(task.id) <= MAX_ID_CHARS:
@@ -76,11 +80,16 @@ async def run_rollouts(
     progress = RolloutProgress(folder, num_wanted=len(members), stream=stream)
 
     trajectories: dict[tuple[str, int], KeptTrajectory] = {}
+    branches: dict[tuple[str, int], tuple[list[Branch], str | None]] = {}
 
     async def agent(member: Member, session: RolloutSession) -> Reward | None:
         reward: Reward | None = None
         try:
-            reward = await environment.run(member.task, session)
+            if plan.fork_at is None:
+                reward = await environment.run(member.task, session)
+            else:
+                reward, found, why_none = await branched(environment, member.task, session, plan.fork_at)
+                branches[member.task.id, member.number] = found, why_none
         finally:
             if plan.atif:
                 trajectories[member.task.id, member.number] = await _trajectory(session, reward)
@@ -89,7 +98,10 @@ async def run_rollouts(
     async def ended(rollout: Rollout[Member]) -> None:
         kept = trajectories.pop((rollout.task.task.id, rollout.task.number), KeptTrajectory())
         payload = None if rollout.samples is None else rollout.samples.payload
-        await asyncio.to_thread(folder.add, _line(rollout, kept.error), payload, kept.made)
+        found, why_none = branches.pop((rollout.task.task.id, rollout.task.number), ([], None))
+        rows = await asyncio.to_thread(_kept, folder, rollout.task, found)
+        line = replace(_line(rollout, kept.error), branches=rows, branches_error=why_none)
+        await asyncio.to_thread(folder.add, line, payload, kept.made)
 
     def fields(member: Member) -> SessionFields:
         found: SessionFields = {"group": member.task.id}
@@ -120,6 +132,16 @@ async def _trajectory(session: RolloutSession, reward: Reward | None) -> KeptTra
         return KeptTrajectory(made=await session_trajectory(session, reward=reward))
     except Exception as error:  # noqa: BLE001 - whatever it is costs the trajectory, not the rollout's end and reward
         return KeptTrajectory(error=error_line(error))
+
+
+def _kept(folder: RolloutFolder, member: Member, branches: Sequence[Branch]) -> list[Mapping[str, object]]:
+    """The rows of a rollout's branches, whose samples are on the disk when it returns. Blocks."""
+    rows: list[Mapping[str, object]] = []
+    for number, branch in enumerate(branches):
+        place = place_of(member.task.id, member.number, branch=number)
+        folder.keep(place, branch.samples.payload)
+        rows.append(branch_row(branch, place))
+    return rows
 
 
 def _line(rollout: Rollout[Member], trajectory_error: str | None) -> EndedRollout:
@@ -176,6 +198,7 @@ def summary(folder: RolloutFolder) -> list[str]:
     """A run's results, in lines: ends, tokens, rewards by group, failures by cause."""
     ended = list(folder)
     ends = Counter(one.end for one in ended)
+    branches = [row for one in ended for row in one.branches]
     rewards = numbers(ended)
     groups = defaultdict[str, list[EndedRollout]](list)
     for one in ended:
@@ -187,10 +210,15 @@ def summary(folder: RolloutFolder) -> list[str]:
         f"{len(ended)} rollouts of {len(groups)} tasks: {by_end}",
         f"{sum(one.num_trained for one in ended):,} trained tokens in {folder.path / 'samples'}",
     ]
+    if branches:
+        num_trained = sum(cast("int", row["num_trained"]) for row in branches)
+        lines.append(f"{len(branches)} branches, {num_trained:,} trained tokens of their own")
     if rewards:
         lines.append(f"mean reward {fmean(rewards):.3f}; {same} of {len(groups)} groups have one reward alone")
     causes = Counter(one.error for one in ended if one.error is not None and one.end != "aborted")
     lines += [f"{number} x {cause}" for cause, number in causes.most_common(5)]
     causes = Counter(one.trajectory_error for one in ended if one.trajectory_error is not None)
+    nothing = Counter(one.branches_error for one in ended if one.branches_error is not None)
+    lines += [f"{number} x no branches: {cause}" for cause, number in nothing.most_common(5)]
     lines += [f"{number} x no trajectory: {cause}" for cause, number in causes.most_common(5)]
     return lines
