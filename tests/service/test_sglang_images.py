@@ -185,6 +185,32 @@ async def test_a_fleet_gives_images_to_the_engines_that_take_them(other_first: b
             await fleet.aclose()
 
 
+async def test_a_fleet_keeps_a_session_s_images_where_they_are_cached() -> None:
+    """Of two engines that take images and one that does not, each session has its own; the sessions are spread."""
+    async with (
+        SGLangServer(image_token=PAD, max_model_len=4096) as one,
+        SGLangServer(image_token=PAD, max_model_len=4096) as other,
+        SGLangServer(max_model_len=4096) as blind,
+    ):
+        options = AdapterOptions(model="m", vocab_size=VOCAB)
+        servers = (blind, one, other)
+        engines = [HttpEngine(HttpEngineOptions(url=each.url), SGLangGenerate(options)) for each in servers]
+        fleet = Fleet([FleetMember(name=each.name, engine=each) for each in engines], clock=SystemClock())
+        await fleet.start()
+        try:
+            for number in range(15):
+                for each in servers:
+                    each.plan(ReplyScript(ids=IDS, matched=7))
+                asked = replace(request(streams=False), request_id=RequestId(f"{number:032}"))
+                assert [chunk async for chunk in fleet.generate(replace(asked, affinity_key=f"session {number % 5}"))]
+        finally:
+            await fleet.aclose()
+        asked_of = [[asked.json["session_id"] for asked in each.requests] for each in servers]
+    assert asked_of[0] == []
+    assert sorted(len(sessions) for sessions in asked_of[1:]) == [6, 9]
+    assert sorted(len(set(sessions)) for sessions in asked_of[1:]) == [2, 3]
+
+
 @asynccontextmanager
 async def sessions_before_sglang() -> AsyncIterator[tuple[Callable[..., Any], SGLangServer, Renderer]]:
     """A way to ask the server before a stand-in of a model that takes images."""
