@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 from stenograph.cluster.postgres.shared_rows import Claimed, Deletion, EndMove, HeldBy
 from stenograph.core.messages import MediaRef
 from stenograph.core.types import SessionId
-from stenograph.store.base import StoredRow, StoredSession, StoredSummary, Sums
+from stenograph.store.base import Ended, StoredRow, StoredSession, StoredSummary, Sums
 from stenograph.store.codec.rows import HEAD_BYTES
 from stenograph.store.groups import NewRow, NewSession
 
@@ -173,6 +173,11 @@ class SharedTables:
         self.sums.update(adds)
         return Deletion.DELETED
 
+    @property
+    def there(self) -> set[str]:
+        """The ids of all sessions."""
+        return set(self._sessions)
+
     def media_of(self, session_id: SessionId) -> dict[str, tuple[MediaRef, bytes]]:
         held = self._sessions.get(session_id)
         return {} if held is None else held.media
@@ -264,8 +269,8 @@ class MemoryRows:
     async def delete(self, session_id: SessionId, owner: int, adds: Sums) -> Deletion:
         return await self._way(lambda: self._tables.delete(session_id, owner, adds))
 
-    async def sums(self) -> Sums:
-        return await self._way(lambda: Counter(self._tables.sums))
+    async def ended(self) -> Ended:
+        return await self._way(lambda: Ended(dict(self._tables.sums), self._tables.there))
 
     async def media_of(self, session_id: SessionId) -> Collection[str]:
         return await self._way(lambda: set(self._tables.media_of(session_id)))

@@ -15,6 +15,7 @@ from stenograph.core.types import SessionId
 from stenograph.store.base import (
     NO_SUMS,
     Done,
+    Ended,
     MediaStore,
     StoredRow,
     StoredSession,
@@ -128,8 +129,8 @@ class MemoryStore:
         if self._sessions.pop(session_id, None) is not None:
             self._sums.update(adds)
 
-    async def sums(self) -> Sums:
-        return self._sums
+    async def ended(self) -> Ended:
+        return Ended(dict(self._sums), set(self._sessions))
 
     async def page(self, *, limit: int, after: SessionId | None) -> Sequence[StoredSummary]:
         if after is not None and after not in self._sessions:

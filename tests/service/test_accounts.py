@@ -102,8 +102,8 @@ async def test_each_sampled_token_has_one_fate_by_group_session_and_cause(live: 
     assert (before["live_sessions"], before["ended_sessions"]) == (6, 0)
     by_session = {row["key"]: row["tokens"] for row in (await accounts(live, "?by=session"))["rows"]}
     assert by_session[left] == {**FATES, "discarded": 2}
-    assert (await live.call("DELETE", "/sessions?group=g")).json() == {"deleted": 2}
-    assert (await live.call("DELETE", "/sessions?group=h")).json() == {"deleted": 3}
+    assert (await live.call("DELETE", "/sessions?group=g")).json() == {"deleted": 2, "claimed": 0}
+    assert (await live.call("DELETE", "/sessions?group=h")).json() == {"deleted": 3, "claimed": 0}
     after = await accounts(live, "?group=g")
     assert [row["tokens"] for row in after["rows"]] == [by_group["g"]]
     assert (after["live_sessions"], after["ended_sessions"]) == (0, 2)

@@ -102,7 +102,7 @@ async def test_sessions_of_many_turns_are_deleted_a_few_in_an_iteration_of_the_l
     looking = loop.call_soon(look)
     answer = await live.call("DELETE", "/sessions?group=g")
     looking.cancel()
-    assert answer.json() == {"deleted": 6}
+    assert answer.json() == {"deleted": 6, "claimed": 0}
     assert max(after - before for before, after in pairwise([*gone_by_pass, 6])) <= 2
 
 
@@ -152,7 +152,7 @@ async def test_sessions_that_a_filter_deletes_are_one_group_of_the_store(kept: S
             assert (await live.chat(session, user("a"), assistant("one"), user("b"))).status == 200
         commits.clear()
         answer = await live.call("DELETE", "/sessions?group=g")
-        assert (answer.status, answer.json()) == (200, {"deleted": 4})
+        assert (answer.status, answer.json()) == (200, {"deleted": 4, "claimed": 0})
         assert len(commits) <= 2  # those in memory, and those that were read
         assert await listed(live, "limit=9") == [other]
 
@@ -250,9 +250,9 @@ async def test_sessions_are_deleted_by_filter_and_never_without_one(live: Live) 
     ids = [await live.open(group=f"g{at % 2}") for at in range(5)]
     assert (await live.call("DELETE", "/sessions")).status == 400
     answer = await live.call("DELETE", "/sessions?group=g0")
-    assert (answer.status, answer.json()) == (200, {"deleted": 3})
+    assert (answer.status, answer.json()) == (200, {"deleted": 3, "claimed": 0})
     assert await listed(live, "") == ids[1::2]
-    assert (await live.call("DELETE", "/sessions?group=g0")).json() == {"deleted": 0}
+    assert (await live.call("DELETE", "/sessions?group=g0")).json() == {"deleted": 0, "claimed": 0}
 
 
 async def test_the_turns_of_a_group_are_aborted_and_no_others(live: Live) -> None:

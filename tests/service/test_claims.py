@@ -182,7 +182,7 @@ async def test_a_receipt_harms_no_session_that_left_memory_meanwhile(
         told = asyncio.ensure_future(receipt(live, mine["claim"], one))
         await pool.asked.wait()
         if is_deleted:
-            assert (await live.call("DELETE", f"/sessions/{one}")).status == 204
+            assert (await live.call("DELETE", f"/sessions/{one}?force=true")).status == 204
         else:
             live.manager.sessions.evict(100, 0)
             assert (await live.call("PUT", f"/sessions/{one}/outcome", {"reward": 2.0})).status == 200

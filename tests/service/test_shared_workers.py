@@ -223,10 +223,10 @@ async def test_sessions_are_deleted_by_filter_and_turns_aborted_wherever_they_ar
         assert (await door.call("POST", "/abort_request", asked)).json() == {"aborted": 4}
         for chat in chats:
             assert (await chat).json()["choices"][0]["finish_reason"] == "abort"
-        assert (await door.call("DELETE", "/sessions?group=g")).json() == {"deleted": 4}
+        assert (await door.call("DELETE", "/sessions?group=g")).json() == {"deleted": 4, "claimed": 0}
         (left,) = (await door.call("GET", "/sessions")).json()["sessions"]
         assert left["session_id"] == kept
-        assert (await cluster.doors[at - 2].call("DELETE", "/sessions?group=h")).json() == {"deleted": 1}
+        assert (await cluster.doors[at - 2].call("DELETE", "/sessions?group=h")).json() == {"deleted": 1, "claimed": 0}
 
 
 async def test_the_keys_of_whoever_asks_go_to_the_other_servers(tmp_path: Path, renderer: Renderer) -> None:
@@ -242,7 +242,7 @@ async def test_the_keys_of_whoever_asks_go_to_the_other_servers(tmp_path: Path, 
             aborted = await one.lives[0].call("POST", "/abort_request", {"abort_all": True}, **key)
             assert aborted.json() == {"aborted": 0}
             deleted = await one.lives[0].call("DELETE", "/sessions?group=g", **key)
-            assert deleted.json() == {"deleted": 4}
+            assert deleted.json() == {"deleted": 4, "claimed": 0}
         for live in (*one.lives, *other.lives):
             assert (await live.call("POST", "/sessions?key=k1", {"group": "g"})).status == 200
         told = frames((await one.lives[0].call("POST", "/samples?key=k1", {"group": "g", "delete": True})).body)[-1][0]

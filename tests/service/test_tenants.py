@@ -277,7 +277,7 @@ async def check_own_sessions(live: Live, made: Anns) -> None:
         answer = await live.call("GET", path, **as_("bob"))
         assert answer.status == 200
         assert not any(id_.encode() in answer.body for id_ in (made.session, made.fork)), (path, answer.body)
-    assert (await live.call("DELETE", f"/sessions?group={GROUP}", **as_("bob"))).json() == {"deleted": 1}
+    assert (await live.call("DELETE", f"/sessions?group={GROUP}", **as_("bob"))).json() == {"deleted": 1, "claimed": 0}
 
 
 async def test_an_abort_of_all_turns_ends_the_tenants_own(serve: Serve, tmp_path: Path) -> None:

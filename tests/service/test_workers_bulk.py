@@ -194,9 +194,12 @@ async def test_filters_hold_across_workers_page_by_page_and_delete_at_all(worker
             assert (await live.call("GET", f"/sessions?{query}")).status == 400
             assert (await live.call("DELETE", f"/sessions?{query}")).status == 400
         assert (await live.call("DELETE", "/sessions")).status == 400
-    assert (await workers.lives[0].call("DELETE", "/sessions?group=g0&state=open")).json() == {"deleted": 3}
-    assert (await workers.lives[1].call("DELETE", "/sessions?group=g0")).json() == {"deleted": 1}
-    assert (await workers.lives[1].call("DELETE", "/sessions?group=g0")).json() == {"deleted": 0}
+    assert (await workers.lives[0].call("DELETE", "/sessions?group=g0&state=open")).json() == {
+        "deleted": 3,
+        "claimed": 0,
+    }
+    assert (await workers.lives[1].call("DELETE", "/sessions?group=g0")).json() == {"deleted": 1, "claimed": 0}
+    assert (await workers.lives[1].call("DELETE", "/sessions?group=g0")).json() == {"deleted": 0, "claimed": 0}
     assert len(await listed(workers.lives[0], "")) == 8
 
 

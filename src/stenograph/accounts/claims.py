@@ -24,6 +24,7 @@ from stenograph.accounts.requests import (
     decode_receipt,
 )
 from stenograph.core.errors import (
+    InvalidRequest,
     ModelMismatch,
     SamplesInconsistent,
     SessionDamaged,
@@ -49,6 +50,9 @@ CLAIM_PATH, RECEIPT_PATH, ABANDON_PATH = "/samples/claim", "/samples/receipt", "
 NOT_TRAINED = (RolloutVerdict.INFRA_FAILED, RolloutVerdict.ABORTED)
 """Verdicts of rollouts ended by something else."""
 
+
+MAX_OVER = 100_000
+"""Sessions beyond any claim that a process remembers: about 150 bytes each."""
 
 _AT_ONCE = 100
 """Sessions of a request looked for in one event-loop iteration."""
@@ -86,8 +90,8 @@ class ClaimRoutes:
     sessions: SessionRoutes
     parts: SessionParts
     max_staleness: int | None
-    over: set[str] = field(default_factory=set[str])
-    """Sessions beyond any claim, as far as this process has seen."""
+    over: dict[str, None] = field(default_factory=dict[str, None])
+    """Sessions beyond any claim, the last that this process has seen."""
 
     @route(
         f"POST {CLAIM_PATH}",
@@ -95,7 +99,7 @@ class ClaimRoutes:
         "Claim sessions for a step of the trainer",
         ClaimedSessions,
         body=ClaimBody,
-        errors=(WorkerUnavailable, *STORED),
+        errors=(InvalidRequest, WorkerUnavailable, *STORED),
     )
     async def claim(self, request: Request) -> Response:
         """`POST /samples/claim`."""
@@ -190,7 +194,12 @@ class ClaimRoutes:
         if answer is not None:
             return bool(answer.sessions)
         session = await self._found(session_id)
-        if session is None or not self._may_have(session, claim.id):
+        if session is None or not self._may_have(session):
+            return False
+        if (own := _own_claim(session, claim.id)) is not None:
+            await self._enter(session, _extended(own, claim))
+            return True
+        if self.sessions.manager.sessions.clock.monotonic() < session.held_until:
             return False
         if self.max_staleness is not None and is_stale(session, self.sessions.manager, self.max_staleness):
             await self._abandoned(session_id, abandoned_for(STALE))
@@ -198,17 +207,19 @@ class ClaimRoutes:
         await self._enter(session, claim)
         return True
 
-    def _may_have(self, session: Session, claim_id: str) -> bool:
-        """Whether a session came to its end, and no other claim has it."""
-        account, outcome = session.account or Account(), session.outcome
-        if account.receipt is not None or account.abandoned is not None:
-            self.over.add(session.id)
+    def _may_have(self, session: Session) -> bool:
+        """Whether a session came to its end, and nobody has trained or abandoned it."""
+        outcome = session.outcome
+        if session.account is not None and session.account.is_over:
+            self._note_over(session.id)
             return False
         has_ended = outcome is not None and outcome.verdict not in NOT_TRAINED and not session.is_busy
-        if not has_ended or isinstance(session.refusal, ModelMismatch) or not _has_own_tokens(session):
-            return False
-        is_own = _own_claim(session, claim_id) is not None
-        return is_own or account.is_free(self.sessions.manager.sessions.clock.wall())
+        return has_ended and not isinstance(session.refusal, ModelMismatch) and _has_own_tokens(session)
+
+    def _note_over(self, session_id: str) -> None:
+        self.over[session_id] = None
+        if len(self.over) > MAX_OVER:
+            del self.over[next(iter(self.over))]
 
     async def _received(self, session_id: str, claim_id: str) -> int | None:
         """Note the training of a claimed session: its trained tokens; None if the claim is lost."""
@@ -227,7 +238,7 @@ class ClaimRoutes:
         if session is None or _own_claim(session, claim_id) is None:
             return None
         await self._enter(session, Receipt(claim.id, claim.step, dict(made.num_trained)))
-        self.over.add(session_id)
+        self._note_over(session_id)
         return sum(made.num_trained.values())
 
     async def _left_out(self, session_id: str, claim_id: str) -> bool:
@@ -235,15 +246,15 @@ class ClaimRoutes:
         session = await self._found(session_id)
         if session is None or _own_claim(session, claim_id) is None:
             return False
-        return await self._abandoned(session_id, abandoned_for("left_out"))
+        return await self._abandoned(session_id, abandoned_for("left_out"), is_own=True)
 
-    async def _abandoned(self, session_id: str, entry: Abandoned) -> bool:
-        """Abandon a session of this process; whether it was not over before."""
+    async def _abandoned(self, session_id: str, entry: Abandoned, *, is_own: bool = False) -> bool:
+        """Abandon a session of this process; whether it was not over before, nor another's (not `is_own`) by a
+        claim."""
         session = await self._found(session_id)
-        if session is None:
+        if session is None or (session.account is not None and session.account.is_over):
             return False
-        account = session.account or Account()
-        if account.receipt is not None or account.abandoned is not None:
+        if not is_own and self.sessions.manager.sessions.clock.monotonic() < session.held_until:
             return False
         await self._enter(session, entry)
         end_turns(session)
@@ -258,13 +269,19 @@ class ClaimRoutes:
 
     async def _enter(self, session: Session, entry: Entry) -> None:
         """Add an entry, and wait until it is durable; without that it is taken back."""
-        account = session.account = session.account or Account()
-        before = account.claim, account.receipt, account.abandoned
+        account, sessions = session.account or Account(), self.sessions.manager.sessions
+        session.account = account
+        before, was_held_until = (account.claim, account.receipt, account.abandoned), session.held_until
         account.add(entry)
+        now = sessions.clock.monotonic()
+        session.held_until = now + account.held_until - sessions.clock.wall()
+        if not isinstance(entry, Claim):
+            session.last_chat = now  # its time to live begins once more: its claim has held it until here
         try:
-            await keep_entry(self.sessions.manager.sessions, session, entry)
+            await keep_entry(sessions, session, entry)
         except StorageUnavailable:
             account.claim, account.receipt, account.abandoned = before
+            session.held_until = was_held_until
             raise
 
 
@@ -286,9 +303,17 @@ def _has_own_tokens(session: Session) -> bool:
 def _own_claim(session: Session, claim_id: str) -> Claim | None:
     """The claim on a session, if it is still this one: nobody else has claimed it since its lease ended."""
     account = session.account
-    if account is None or account.receipt is not None or account.abandoned is not None:
+    if account is None or account.is_over or account.claim is None:
         return None
-    return account.claim if account.claim is not None and account.claim.id == claim_id else None
+    return account.claim if account.claim.id == claim_id else None
+
+
+def _extended(own: Claim, claim: Claim) -> Claim:
+    """A claim as it goes on: of the same step, and with its samples' limit where none is given. Raises
+    InvalidRequest."""
+    if own.step != claim.step:
+        raise InvalidRequest(f"Claim {claim.id} is of step {own.step}, got step {claim.step}.", param="/step")
+    return Claim(own.id, own.step, claim.until, claim.max_seq_len or own.max_seq_len)
 
 
 class _Answer(msgspec.Struct):
@@ -301,12 +326,26 @@ class _Answer(msgspec.Struct):
     tokens: int = 0
 
 
+class _Reason(msgspec.Struct):
+    message: str
+    param: str | None = None
+
+
+class _RefusedClaim(msgspec.Struct):
+    """Another process's refusal."""
+
+    error: _Reason | str
+
+
 async def _passed_on(parts: SessionParts, session_id: str, path: str, wire: msgspec.Struct) -> _Answer | None:
     """The answer of a session's process; None where it is this one. Raises WorkerUnavailable."""
     answer = await parts.passed_on(session_id, path, msgspec.json.encode(wire))
     if answer is None:
         return None
     status, body = answer
+    if status == InvalidRequest.status:
+        why = msgspec.json.decode(body, type=_RefusedClaim).error
+        raise InvalidRequest(why) if isinstance(why, str) else InvalidRequest(why.message, param=why.param)
     if status != 200:
         raise WorkerUnavailable(f"The process of session {session_id[:40]} answered {path} with {status}.")
     return msgspec.json.decode(body, type=_Answer)

@@ -4,6 +4,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+MAX_ROWS = 10_000
+"""Rows of an answer, those with most tokens; the sums are of all."""
+
 
 class _Row(msgspec.Struct):
     key: str | int | None
@@ -27,7 +30,7 @@ class _Accounts(msgspec.Struct):
 
 
 def accounts(bodies: Sequence[bytes]) -> bytes:
-    """The accounts of all workers, in all and by key."""
+    """The accounts of all workers, in all and by key, those with most tokens first."""
     first, *others = (msgspec.json.decode(body, type=_Accounts) for body in bodies)
     rows = {row.key: row for row in first.rows}
     for other in others:
@@ -38,7 +41,8 @@ def accounts(bodies: Sequence[bytes]) -> bytes:
         for row in other.rows:
             if (seen := rows.setdefault(row.key, row)) is not row:
                 seen.add(row)
-    first.rows = [*rows.values()]
+    first.rows = sorted(rows.values(), key=lambda row: -row.sampled)[:MAX_ROWS]
+    first.left_out += len(rows) - len(first.rows)
     return msgspec.json.encode(first)
 
 

@@ -1,7 +1,8 @@
 """The routes of accounts: `GET /accounts`, and why each token of a group has its fate."""
 
+import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -10,19 +11,21 @@ from starlette.responses import Response
 
 from stenograph.accounts.book import AccountBook, SessionFates, num_tokens
 from stenograph.accounts.claims import ClaimRoutes
+from stenograph.accounts.merging import MAX_ROWS
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.json_pieces import as_list
 from stenograph.core.json_types import Count, Hex32
 from stenograph.core.outcome import TokenFate
 from stenograph.http.late_routes import Late
+from stenograph.http.query import check_query
 from stenograph.http.responses import json_in_pieces
 from stenograph.http.route import STORED, TEXT, All, Reach, parameter, route, tag_seen_by
-from stenograph.http.session_routes import SessionRoutes, check_query
+from stenograph.http.session_routes import SessionRoutes
 from stenograph.parts import AccountSettings, settings_of
 
 BY = ("group", "session", "step", "cause", "tenant")
-MAX_ROWS = 10_000
-"""Rows of an answer, those with most tokens; the sums are of all."""
+_AT_ONCE = 1000
+"""Accounts of sessions added up in one event-loop iteration."""
 Key = str | int | None
 
 
@@ -92,13 +95,9 @@ class AccountRoutes:
         by, group = request.query_params.get("by", BY[0]), request.query_params.get("group")
         if by not in BY:
             raise InvalidRequest(f"by is one of {', '.join(BY)}, got {by[:20]!r}.", param="/by")
-        found, num_live = defaultdict[Key, Counter[TokenFate]](Counter), 0
-        tag = tag_seen_by(request.scope)
-        async for one in self.book.live(group, tag=tag):
-            num_live += 1
-            _add(found, by, one)
-        num_ended, ended = await self.book.ended(group, tag=tag)
-        for one in ended:
+        found = defaultdict[Key, Counter[TokenFate]](Counter)
+        read = await self.book.read(group, tag=tag_seen_by(request.scope))
+        async for one in _in_turn([*read.live, *read.ended]):
             _add(found, by, one)
         whole = Counter[TokenFate]()
         for counts in found.values():
@@ -106,8 +105,8 @@ class AccountRoutes:
         shown = sorted(found.items(), key=lambda pair: -pair[1].total())[:MAX_ROWS]
         body: Accounts = {
             "by": by,
-            "live_sessions": num_live,
-            "ended_sessions": num_ended,
+            "live_sessions": len(read.live),
+            "ended_sessions": read.num_ended,
             "whole": self._row(None, whole),
             "rows": as_list(self._row(key, counts) for key, counts in shown),
             "left_out": len(found) - len(shown),
@@ -130,10 +129,8 @@ class AccountRoutes:
         if group is None:
             raise InvalidRequest("Say which group: give group in the query.", param="/group")
         rows: list[WhyRow] = []
-        tag = tag_seen_by(request.scope)
-        async for one in self.book.live(group, tag=tag, by_turn=True):
-            rows += _why(one)
-        for one in (await self.book.ended(group, tag=tag))[1]:
+        read = await self.book.read(group, tag=tag_seen_by(request.scope), by_turn=True)
+        async for one in _in_turn([*read.live, *read.ended]):
             rows += _why(one)
         body: GroupWhy = {"group": group, "rows": rows}
         return json_in_pieces(self.sessions.share, body)
@@ -146,6 +143,14 @@ class AccountRoutes:
             "tokens": {fate: counts[fate] for fate in TokenFate},
             "cost": None if self.price is None else sampled * self.price / 1e6,
         }
+
+
+async def _in_turn(all_fates: Sequence[SessionFates]) -> AsyncGenerator[SessionFates, None]:
+    """The same, with others served in between."""
+    for num, one in enumerate(all_fates, start=1):
+        yield one
+        if num % _AT_ONCE == 0:
+            await asyncio.sleep(0)
 
 
 def _add(found: Mapping[Key, Counter[TokenFate]], by: str, one: SessionFates) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from starlette.types import Scope
 
 from stenograph.cluster.peers import Peer, Peers, for_asker, named
-from stenograph.core.errors import NobodyError, SessionNotFound, StenographError, WorkerUnavailable
+from stenograph.core.errors import NobodyError, SessionClaimed, SessionNotFound, StenographError, WorkerUnavailable
 from stenograph.dialects.sessions import BulkSamplesRequest
 from stenograph.export.group_rollouts import GroupRollout, RolloutFacts
 from stenograph.http.bulk_parts import SIZE_BYTES, OneAnswer, OwnParts, SessionParts, sized
@@ -106,20 +106,20 @@ class SharedParts:
         except StenographError:
             return False
 
-    async def remove(self, session_id: str) -> None:
+    async def remove(self, session_id: str, *, force: bool) -> bool:
         peer = await self.peer_of(session_id)
         if peer is None:
-            await self.own.remove(session_id)
-            return
-        status = await self._deleted(peer, session_id)
+            return await self.own.remove(session_id, force=force)
+        status = await self._deleted(peer, f"{session_id}?force=true" if force else session_id)
         if status == 404:
             raise SessionNotFound(session_id)
-        if status != 204:
+        if status not in (204, SessionClaimed.status):
             raise WorkerUnavailable(f"{named(peer)} did not delete a session: {status}.")
+        return status == 204
 
-    async def _deleted(self, peer: Peer, session_id: str, *more: tuple[bytes, bytes]) -> int:
+    async def _deleted(self, peer: Peer, target: str, *more: tuple[bytes, bytes]) -> int:
         """The answer to a deletion by the session's process. Raises WorkerUnavailable."""
-        target, headers = for_asker(self.asker, f"/sessions/{session_id}")
+        target, headers = for_asker(self.asker, f"/sessions/{target}")
         return (await self.peers.ask(peer, "DELETE", target, [*headers, *more], timeout_s=self.timeout_s)).status
 
 

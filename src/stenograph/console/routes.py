@@ -41,9 +41,10 @@ from stenograph.http.bulk_parts import Pieces, SessionParts
 from stenograph.http.closed_stream import ClosedStream
 from stenograph.http.late_routes import Late
 from stenograph.http.processes import Moments
+from stenograph.http.query import check_query, number_of
 from stenograph.http.responses import in_pieces, json_in_pieces, json_response
 from stenograph.http.route import STORED, TEXT, Needs, Schema, in_json, one_answer, parameter, route
-from stenograph.http.session_routes import SessionRoutes, check_query, number_of
+from stenograph.http.session_routes import SessionRoutes
 from stenograph.http.wire import delivery_of
 from stenograph.session.facts import session_facts
 from stenograph.session.rollout_points import RolloutPoint

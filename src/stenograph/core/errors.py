@@ -4,16 +4,16 @@
     ├── CallerError           the request is at fault; the same request fails again
     │   ├── InvalidJson, InvalidRequest, GrammarBesideCall, HistoryMismatch (NothingToAnswer),
     │   │   PreviousResponseNotFound, UnrenderableMessage, ContextLengthExceeded, BudgetSpent    400
-    │   ├── Unauthorized 401, Forbidden 403, SessionNotFound 404, RouteNotFound 404, MethodNotAllowed 405
-    │   ├── TruncatedGeneration, ModelMismatch, LastEngine 409, SessionAbandoned 410, BodyTooLarge 413, UriTooLong 414,
-    │   │   UnsupportedMediaType 415, SamplesInconsistent, IdempotencyMismatch 422, UpgradeRequired 426, HeadersTooLarge
-    │   │   431
+    │   ├── Unauthorized 401, Forbidden 403, SessionNotFound, RouteNotFound 404, MethodNotAllowed 405
+    │   ├── TruncatedGeneration, ModelMismatch, LastEngine 409, SessionAbandoned 410, BodyTooLarge 413, UriTooLong 414
+    │   ├── UnsupportedMediaType 415, SamplesInconsistent, IdempotencyMismatch 422, UpgradeRequired 426
+    │   ├── HeadersTooLarge 431
     ├── UpstreamError         the engine is at fault: UpstreamInvalid 502, UpstreamUnreachable 502, UpstreamTimeout 504,
     │                         UpstreamRefused (the engine's own status and body)
     ├── InternalError         we are at fault: SessionInvariant, SessionDamaged, TokenizationFailed,
     │                         UnexpectedFailure    500
-    └── NobodyError           try again: RequestTimeout 408, SessionBusy 409, LimitExceeded 429, Draining 503,
-                              EngineUnavailable 503, WorkerUnavailable 503, SessionElsewhere 503, Paused 503,
+    └── NobodyError           try again: RequestTimeout 408, SessionBusy, SessionClaimed 409, LimitExceeded 429;
+                              Draining, EngineUnavailable, WorkerUnavailable, SessionElsewhere, Paused,
                               StorageUnavailable 503
 
 Each class fixes `code` (wire-stable), `status` and `retryable`. `blame` is the part of the request that is at
@@ -60,10 +60,8 @@ class StenographError(Exception):
         return self.status
 
     def remark_on(self, remark: str) -> None:
-        """End the message with a sentence on why no field is at fault; the error blames none then.
-
-        A dialect with its own words for the message ends it with `remark` too.
-        """
+        """End the message with a sentence on why no field is at fault; the error blames none then. A dialect with its
+        own words for the message ends it with `remark` too."""
         self.remark = remark
         self.message = f"{self.message} {remark}"
         self.args = (self.message,)
@@ -143,12 +141,7 @@ class ContextLengthExceeded(CallerError):
     code, status = "context_length_exceeded", 400
 
     def __init__(
-        self,
-        *,
-        num_prompt_tokens: int,
-        max_tokens: int | None,
-        max_context_tokens: int,
-        prompt: Blame = THE_PROMPT,
+        self, *, num_prompt_tokens: int, max_tokens: int | None, max_context_tokens: int, prompt: Blame = THE_PROMPT
     ) -> None:
         is_too_long = num_prompt_tokens >= max_context_tokens
         super().__init__(
@@ -426,6 +419,12 @@ class SessionBusy(NobodyError):
         super().__init__(
             f"Session {session_id} is generating another turn on this line, which takes one chat at a time."
         )
+
+
+class SessionClaimed(NobodyError):
+    """A trainer has claimed the session's samples: until its receipt, or the end of its lease, nobody changes them."""
+
+    code, status, retryable = "session_claimed", 409, False
 
 
 class LimitExceeded(NobodyError):

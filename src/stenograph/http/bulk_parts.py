@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 from starlette.types import Scope
 
-from stenograph.core.errors import SessionNotFound, StenographError
+from stenograph.core.errors import SessionClaimed, SessionNotFound, StenographError
 from stenograph.core.stated_options import TAG
 from stenograph.dialects.sessions import BulkSamplesRequest
 from stenograph.export.arrow import bulk_arrow
@@ -61,8 +61,9 @@ class SessionParts(Protocol):
         """Delete a session if it is still of this revision and runs no turn; returns whether it has gone."""
         ...
 
-    async def remove(self, session_id: str) -> None:
-        """Delete a session, and end its turns. Raises as `SessionManager.delete`, and WorkerUnavailable."""
+    async def remove(self, session_id: str, *, force: bool) -> bool:
+        """Delete a session, and end its turns; False if a trainer has claimed it. Raises as `SessionManager.delete`,
+        and WorkerUnavailable."""
         ...
 
     async def passed_on(self, session_id: str, path: str, body: bytes) -> tuple[int, bytes] | None:
@@ -108,10 +109,14 @@ class OwnParts:
             raise SessionNotFound(session_id)
         return None
 
-    async def remove(self, session_id: str) -> None:
+    async def remove(self, session_id: str, *, force: bool) -> bool:
         if not self.shows(session_id):
             raise SessionNotFound(session_id)
-        await self.sessions.manager.delete(session_id)
+        try:
+            await self.sessions.manager.delete(session_id, force=force)
+        except SessionClaimed:
+            return False
+        return True
 
     async def ids(self, wanted: SessionFilter) -> AsyncGenerator[str, None]:
         async for _, session_id in self.dated_ids(wanted):

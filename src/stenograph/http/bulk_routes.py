@@ -27,6 +27,7 @@ from stenograph.http.auth import PASSED_ON
 from stenograph.http.bulk_parts import OwnParts, Pieces, SessionParts, sized
 from stenograph.http.closed_stream import ClosedStream
 from stenograph.http.create_route import decoded
+from stenograph.http.query import is_forced
 from stenograph.http.responses import json_in_pieces, json_response
 from stenograph.http.route import (
     DELETES,
@@ -42,7 +43,15 @@ from stenograph.http.route import (
     route,
     sees,
 )
-from stenograph.http.session_routes import LIMIT, MAX_PAGE, REVISION_HEADER, SessionRoutes, check_known, filter_of
+from stenograph.http.session_routes import (
+    FORCE,
+    LIMIT,
+    MAX_PAGE,
+    REVISION_HEADER,
+    SessionRoutes,
+    check_known,
+    filter_of,
+)
 from stenograph.http.wire import ClientLink, count_error, delivery_of, header_value
 from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
 from stenograph.session.selection import SessionFilter, SessionState, selected
@@ -98,9 +107,10 @@ class SessionPage(TypedDict):
 
 
 class Deleted(TypedDict):
-    """The number of sessions that were deleted."""
+    """The number of sessions that were deleted, and of those that stay because a trainer has claimed them."""
 
     deleted: Count
+    claimed: Count
 
 
 class _Told(msgspec.Struct):
@@ -156,24 +166,24 @@ class BulkRoutes:
         "deleteSessions",
         "Delete the sessions that a filter selects",
         Deleted,
-        parameters=_FILTER,
+        parameters=(*_FILTER, FORCE),
         errors=(InvalidRequest, *STORED),
         who=All(merge="stenograph.http.merging:sums", reach=Reach.NOBODY),
     )
     async def delete(self, request: Request) -> Response:
-        """`DELETE /sessions?group=&state=&metadata.KEY=`."""
-        wanted, manager = filter_of(request), self.sessions.manager
+        """`DELETE /sessions?group=&state=&metadata.KEY=&force=`."""
+        wanted, manager, force = filter_of(request, "force"), self.sessions.manager, is_forced(request)
         if wanted.is_empty:
             raise InvalidRequest("Say which sessions: give group, state or metadata.KEY in the query.")
         check_known(manager, wanted)
         sizes = [(one.id, one.totals.num_turns) async for one in selected(manager, wanted)]
-        parts, gone = self.parts.asked_by(request.scope), list[BaseException | None]()
+        parts, gone = self.parts.asked_by(request.scope), list[BaseException | bool]()
         for some in _groups(sizes):
-            gone += await asyncio.gather(*map(parts.remove, some), return_exceptions=True)
-        for failed in gone:
-            if failed is not None and not isinstance(failed, SessionNotFound):  # somebody else has deleted that one
+            gone += await asyncio.gather(*(parts.remove(one, force=force) for one in some), return_exceptions=True)
+        for failed in gone:  # somebody else has deleted those not found
+            if isinstance(failed, BaseException) and not isinstance(failed, SessionNotFound):
                 raise failed
-        body: Deleted = {"deleted": gone.count(None)}
+        body: Deleted = {"deleted": gone.count(True), "claimed": gone.count(False)}
         return json_response(body)
 
     @route(

@@ -9,8 +9,8 @@ from starlette.responses import Response
 from stenograph.core.base64_text import decoded
 from stenograph.core.errors import InvalidRequest, RouteNotFound
 from stenograph.http.auth import Authenticator
+from stenograph.http.query import check_query
 from stenograph.http.route import STORED, Needs, Schema, one_answer, parameter, route
-from stenograph.http.session_routes import check_query
 from stenograph.session.kept_media import find_media
 
 _BYTES: Schema = {"type": "string", "format": "binary"}

@@ -10,9 +10,9 @@ from stenograph.core.errors import InvalidRequest, RouteNotFound, SessionNotFoun
 from stenograph.dialects.base import HeldDialect
 from stenograph.dialects.responses.reply import ResponseBody
 from stenograph.http.auth import Authenticator
+from stenograph.http.query import check_query
 from stenograph.http.responses import in_pieces
 from stenograph.http.route import SESSION_HEADER, STORED, TEXT, Needs, parameter, route
-from stenograph.http.session_routes import check_query
 from stenograph.offload.pool import LoopShare
 from stenograph.session.kept import held_reply
 

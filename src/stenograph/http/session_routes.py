@@ -18,6 +18,7 @@ from stenograph.core.errors import (
     InvalidRequest,
     LimitExceeded,
     SamplesInconsistent,
+    SessionClaimed,
     StenographError,
     StorageUnavailable,
     TokenizationFailed,
@@ -53,10 +54,10 @@ from stenograph.export.safetensors import to_safetensors
 from stenograph.export.samples import SampleSet
 from stenograph.export.session_samples import JsonSamples, SampleWishes, json_samples, session_metadata, session_samples
 from stenograph.export.why import SessionFindings, session_findings
-from stenograph.http.auth import KEY_QUERY
 from stenograph.http.create_route import decoded
 from stenograph.http.line_drifts import DriftReports, LineDrifts, drift_reports
 from stenograph.http.metrics import Metrics
+from stenograph.http.query import check_query, is_forced, number_of
 from stenograph.http.responses import in_pieces, json_in_pieces, json_response, tree_payload
 from stenograph.http.route import STORED, All, Needs, Reach, Schema, in_json, one_answer, parameter, route, tag_seen_by
 from stenograph.http.settings import Settings
@@ -77,6 +78,8 @@ MAX_PAGE = 1000
 """Most sessions in one `GET /sessions`."""
 LIMIT: Schema = {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": 100}
 
+FORCE = parameter("query", "force", "`true` deletes what a trainer has claimed too.", {"enum": ["true", "false"]})
+
 _FULL_OR_DELTA: Schema = {"type": "string", "enum": ["full", "delta"], "default": "full"}
 _RECORDS = parameter("query", "records", "`delta` leaves out what earlier records contain.", _FULL_OR_DELTA)
 _STRAND = parameter(
@@ -89,9 +92,6 @@ _LEDGER_PAGE = (
 
 REVISION_HEADER = "x-stenograph-revision"
 """Header between processes: the revision of a session shown in a part, or to be deleted."""
-
-MAX_NUMBER = 10**9
-"""Stands for every larger number of a query: no session has as many of anything."""
 
 _BYTES_PER_TOKEN = 8
 """The approximate cost to write out a token's id and logprob; only decides whether an answer is small enough for the
@@ -194,15 +194,18 @@ class SessionRoutes:
         "DELETE /sessions/{id}",
         "deleteSession",
         "Delete a session",
+        parameters=(FORCE,),
         answers={"204": {"description": "The session is deleted."}},
-        errors=(StorageUnavailable,),
+        errors=(InvalidRequest, SessionClaimed, StorageUnavailable),
     )
     async def delete(self, request: Request) -> Response:
-        """`DELETE /sessions/{id}`; from another process giving samples out, only if the session is unchanged."""
+        """`DELETE /sessions/{id}?force=true|false`; from another process giving samples out, only if the session is
+        unchanged."""
         session_id, revision = request.path_params["id"], request.headers.get(REVISION_HEADER)
         if revision is not None:
             return Response(status_code=204 if await delete_as_it_was(self.manager, session_id, revision) else 409)
-        await self.manager.delete(session_id)
+        check_query(request, "force")
+        await self.manager.delete(session_id, force=is_forced(request))
         return Response(status_code=204)
 
     @route(
@@ -457,16 +460,6 @@ def _strand(facts: SessionFacts, number: str) -> Node | None:
     )
 
 
-def number_of(request: Request, name: str, default: int, *, least: int) -> int:
-    """A number of the query. Raises InvalidRequest."""
-    given = request.query_params.get(name)
-    if given is None:
-        return default
-    if not (given.isascii() and given.isdecimal()) or (len(given) < len(str(MAX_NUMBER)) and int(given) < least):
-        raise InvalidRequest(f"{name} must be a number of at least {least}, got {given[:20]!r}.", param=f"/{name}")
-    return int(given) if len(given) < len(str(MAX_NUMBER)) else MAX_NUMBER
-
-
 _METADATA = "metadata."
 
 
@@ -491,10 +484,3 @@ def check_known(manager: SessionManager, wanted: SessionFilter) -> None:
             " turn runs. Ask by group, metadata, or state=open or ended.",
             param="/state",
         )
-
-
-def check_query(request: Request, *known: str) -> None:
-    """Raise InvalidRequest for a query parameter without a meaning here. A key may stand in every query."""
-    for name in request.query_params:
-        if name not in (*known, KEY_QUERY):
-            raise InvalidRequest(f"Unknown query parameter {name[:40]!r}; known are {', '.join(known) or 'none'}.")

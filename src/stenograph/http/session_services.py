@@ -1,7 +1,5 @@
 """The services of a server's turns, and the manager of its sessions."""
 
-from functools import partial
-
 from stenograph.core.clock import Clock
 from stenograph.core.loaded import entry
 from stenograph.engine.base import Engine
@@ -143,8 +141,7 @@ def manager_of(
         digits=processes.digits,
     )
     if settings.max_staleness is not None:
-        abandon = entry("stenograph.session.stale:abandon_stale")
-        services.weights.on_taken = partial(abandon, manager, settings.max_staleness)
+        services.weights.on_taken = entry("stenograph.session.stale:stale_sessions")(manager, settings.max_staleness)
     if storage is not None:
         metrics.show(STORE_METRICS, storage, manager)
     engine.report_grammar_times(metrics.grammar_took)

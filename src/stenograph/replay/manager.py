@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -81,7 +81,8 @@ class ReplayStorage(SessionStorage):
     def discard(self, session: Session) -> None:
         """Nothing is deleted."""
 
-    async def remove(self, session_id: str) -> Session | None:
+    async def remove(self, session_id: str, check: Callable[[Session], None]) -> Session | None:
+        """Nothing is deleted, so a claim in the record keeps nobody."""
         with suppress(SessionDamaged):
             return await self.read(session_id, takes=False)
         return None

@@ -20,8 +20,8 @@ from stenograph.core.telemetry import TurnEnd, TurnReport
 from stenograph.session.facts import session_facts
 from stenograph.session.session import Session
 from stenograph.session.sessions import Sessions
+from stenograph.session.storage import SessionStorage
 from stenograph.session.weights import Weights
-from stenograph.store.base import SessionStore
 from stenograph.store.codec.entries import encode_entry
 from stenograph.store.codec.rows import ENTRY, Totals
 from stenograph.trajectory.account import AbortedTurn, Account, Entry, LostTurn
@@ -154,19 +154,27 @@ def written_key(key: SumKey) -> str:
     return msgspec.json.encode(whole if key.tenant is not None else whole[:-1]).decode()
 
 
-def enter(session: Session, entry: Entry, *, store: SessionStore | None, clock: Clock) -> None:
-    """Add an entry to a session's account, now in memory and soon in the store."""
-    account = session.account = session.account or Account()
-    account.add(entry)
-    if store is None or session.tail is None or session.is_closing:
+def add_entry(session: Session, entry: Entry) -> None:
+    """Add an entry to a session's account in memory."""
+    session.account = session.account or Account()
+    session.account.add(entry)
+
+
+def enter(session: Session, entry: Entry, *, storage: SessionStorage | None, clock: Clock) -> None:
+    """Add an entry to a session's account, now in memory and soon in the store. What the store does not take, this
+    process remembers."""
+    add_entry(session, entry)
+    if storage is None or session.tail is None or session.is_closing:
         return
-    at = clock.wall() - (clock.monotonic() - session.last_chat)
-    store.append(session.tail, encode_entry(entry, idle_since=at), adds=Totals(), at=at, done=_log_failure, kind=ENTRY)
 
+    def done(error: StenographError | None) -> None:
+        if error is not None:
+            log.warning("an entry of a session's account is not kept: %s", error)
+            storage.note_unkept(session.id, entry)
 
-def _log_failure(error: StenographError | None) -> None:
-    if error is not None:
-        log.warning("an entry of a session's account is not kept: %s", error)
+    at = session.idle_since(clock)
+    payload = encode_entry(entry, idle_since=at)
+    storage.store.append(session.tail, payload, adds=Totals(), at=at, done=done, kind=ENTRY)
 
 
 def turn_left(
@@ -194,6 +202,6 @@ def turn_left(
         cause = CLIENT_LEFT if report.end is TurnEnd.ABANDONED else DELETED if session else STATELESS
         entry = LostTurn(TokenFate.DISCARDED, cause, report.num_completion)
     if session is not None:
-        enter(session, entry, store=None if sessions.storage is None else sessions.storage.store, clock=sessions.clock)
+        enter(session, entry, storage=sessions.storage, clock=sessions.clock)
     elif isinstance(entry, LostTurn):
         sessions.sums[written_key(SumKey(None, None, entry.fate, entry.cause, tenant))] += entry.num_tokens

@@ -127,7 +127,7 @@ class SessionManager:
                 admission = Admission(self._capacity, session, identity, stages)
                 admission.repeats = repeated
                 return admission
-            session.check_open()
+            session.check_open(self._clock.monotonic())
         capacity, most = self._capacity, self._capacity.limits.max_held_tokens
         if capacity.evicts and (num_held := capacity.num_held_tokens + capacity.elsewhere.num_held_tokens) >= most:
             self.sessions.evict(0, 1 + num_held - most)
@@ -151,7 +151,7 @@ class SessionManager:
             if admission.identity is not None and (repeated := self._repeated(session, admission.identity)) is not None:
                 assert not isinstance(repeated, StoredReply), "none comes while a request is decoded"
                 return repeated
-            session.check_open()
+            session.check_open(self._clock.monotonic())
         request, request_json = decoded
         admission.fit(request)
         stages.decode = self._clock.monotonic()
@@ -184,16 +184,19 @@ class SessionManager:
         task.add_done_callback(partial(self._ended, turn, admission, caller))
         return turn.watch()
 
-    async def delete(self, session_id: str) -> None:
+    async def delete(self, session_id: str, *, force: bool = False) -> None:
         """Close a session: refuse new turns at once, end the running ones at the engine, forget everything.
 
-        The running turns' callers get the engine's answer to the abort, within a grace time. Raises SessionNotFound.
+        The running turns' callers get the engine's answer to the abort, within a grace time. Raises SessionNotFound,
+        and SessionClaimed unless forced.
         """
         sessions, storage = self.sessions, self.sessions.storage
         if storage is not None and session_id not in sessions:
-            await sessions.remove(session_id, SessionEnd.DELETED)
+            await sessions.remove(session_id, SessionEnd.DELETED, force=force)
             return
         session = sessions.get(session_id)
+        if not force:
+            session.check_unclaimed(self._clock.monotonic())
         session.refuse_new()
         turns = session.running
         try:

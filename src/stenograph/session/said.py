@@ -39,7 +39,7 @@ async def keep_entry(sessions: Sessions, session: Session, entry: Entry) -> None
     """Make an entry of a session durable that it has in memory already. Raises StorageUnavailable."""
     if sessions.storage is None or session.tail is None:
         return
-    at = sessions.clock.wall() - (sessions.clock.monotonic() - session.last_chat)
+    at = session.idle_since(sessions.clock)
     payload = encode_entry(entry, idle_since=at)
     await _row(sessions.storage.store, session, ENTRY, payload, at=at, then=lambda: None)
 
@@ -57,7 +57,7 @@ async def _keep(
     if sessions.storage is None or session.tail is None:
         then(session)
         return
-    at = sessions.clock.wall() - (sessions.clock.monotonic() - session.last_chat)
+    at = session.idle_since(sessions.clock)
     await _row(sessions.storage.store, session, kind, encode(at), at=at, then=lambda: then(session))
 
 

@@ -1,12 +1,14 @@
 """One rollout: its strands, the requests running on it, and the replies kept to be asked for again."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from stenograph.core.errors import ModelMismatch, SessionAbandoned, SessionNotFound, StorageUnavailable
+from stenograph.core.clock import Clock
+from stenograph.core.errors import ModelMismatch, SessionAbandoned, SessionClaimed, SessionNotFound, StorageUnavailable
 from stenograph.core.kinds import HistoryKind
 from stenograph.core.outcome import Annotation, SessionOutcome
 from stenograph.core.types import RequestId, SessionId
@@ -78,6 +80,8 @@ class Session:
         self._kept: dict[RequestId, _Kept] = {}
         self.last_chat = now
         """When its last request ended, in monotonic seconds; before the first one, when it was opened."""
+        self.held_until = -math.inf
+        """End of a trainer's lease on its samples, in monotonic seconds: until then nobody changes or deletes it."""
         self.num_started = 0
         """Requests begun on it."""
         self._drift_seen: set[int] = set()
@@ -130,20 +134,31 @@ class Session:
         """Whether a running request may keep another from running beside it."""
         return self.is_busy and self.options.history is not HistoryKind.TREE
 
-    def check_open(self) -> None:
-        """Raise SessionNotFound if it is being deleted, its refusal if it takes no turns, SessionBusy if it takes one
-        chat at a time and runs one."""
+    def check_open(self, now: float) -> None:
+        """Raise SessionNotFound if it is being deleted, its refusal if it takes no turns, SessionClaimed while a
+        trainer has its samples, SessionBusy if it takes one chat at a time and runs one."""
         if self.is_closing:
             raise SessionNotFound(self.id)
         if self.refusal is not None:
             raise self.refusal
+        self.check_unclaimed(now)
         if (only := self.strands.only) is not None:
             only.check_free()
 
+    def check_unclaimed(self, now: float) -> None:
+        """Raise SessionClaimed while a trainer has its samples."""
+        if now < self.held_until:
+            left_s = self.held_until - now
+            raise SessionClaimed(f"A trainer has claimed the session, for {left_s:.0f} s yet unless it is done before.")
+
+    def idle_since(self, clock: Clock) -> float:
+        """When its time to live began, in seconds of the epoch: after its last chat, and after a trainer's lease."""
+        return clock.wall() - (clock.monotonic() - max(self.last_chat, self.held_until))
+
     def is_expired(self, now: float) -> bool:
         """Whether it has been without a chat for longer than it may. A session being deleted ends by its deletion."""
-        ttl_s = self.options.ttl_s
-        return ttl_s is not None and not self.is_busy and not self.is_closing and now - self.last_chat >= ttl_s
+        ttl_s, since = self.options.ttl_s, max(self.last_chat, self.held_until)
+        return ttl_s is not None and not self.is_busy and not self.is_closing and now - since >= ttl_s
 
     def refuse_new(self) -> None:
         """Begin to be deleted: every turn is refused from now on. Running ones keep their leases until they end, and

@@ -213,6 +213,10 @@ class Sessions:
             raise SessionNotFound(session_id)
         return session
 
+    def held(self, session_id: str) -> Session | None:
+        """A session in memory, also one that expired or is being deleted."""
+        return self._sessions.get(SessionId(session_id))
+
     def has(self, session_id: str) -> bool:
         """Whether there is a live session with the id."""
         session = self._sessions.get(SessionId(session_id))
@@ -315,11 +319,20 @@ class Sessions:
         session.close()
         self.num_forgotten += 1
 
-    async def remove(self, session_id: str, end: SessionEnd) -> None:
-        """Delete a session found in the store alone. Raises SessionNotFound or StorageUnavailable."""
+    async def remove(self, session_id: str, end: SessionEnd, *, force: bool = False) -> None:
+        """Delete a session found in the store alone. Raises SessionNotFound, also where its time is not over,
+        SessionClaimed unless forced, or StorageUnavailable."""
         assert self.storage is not None, "there is a store"
         self._peeked.drop(session_id)
-        session = await self.storage.remove(session_id)
+
+        def check(session: Session) -> None:
+            now = self._clock.monotonic()
+            if end is SessionEnd.EXPIRED and not session.is_expired(now):  # a claim's lease came after its turns
+                raise SessionNotFound(session_id)
+            if not force:
+                session.check_unclaimed(now)
+
+        session = await self.storage.remove(session_id, check)
         self._peeked.drop(session_id)  # it may have been read before it was gone
         if session is None:  # damaged: nobody knows what it had
             self._telemetry.session_ended(SessionReport(end=end))

@@ -5,12 +5,12 @@ Owns the way between a `Session` and its rows; after any wait in a method the wo
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from stenograph.core.clock import Clock
 from stenograph.core.errors import ModelMismatch, SessionDamaged, SessionNotFound
@@ -24,6 +24,9 @@ from stenograph.store.codec.commits import encode_opened
 from stenograph.store.restored import ListedSession, MatcherOf, listed_session, restored_turns
 from stenograph.trajectory.commits import ModelMark, SessionOpened
 from stenograph.trajectory.matching import MATCHERS, Matcher
+
+if TYPE_CHECKING:
+    from stenograph.trajectory.account import Entry
 
 EXPIRED_AT_ONCE = 100
 """Number of sessions looked for and deleted at once, when idle for too long."""
@@ -65,6 +68,8 @@ class SessionStorage:
         self._deleting: Counter[str] = Counter()
         self._deleted: set[str] = set()
         self._trained: dict[str, dict[int, int]] = {}
+        self._unkept: dict[str, list[Entry]] = {}
+        """Entries of accounts that the store has not taken: of turns failed by a full disk, for one."""
         self.num_read = 0
         """Sessions read."""
         self.num_damaged = 0
@@ -149,10 +154,21 @@ class SessionStorage:
         for node_id, num_tokens in num_by_node.items():
             known[node_id] = max(num_tokens, known.get(node_id, 0))
 
-    def mark_of(self, session_id: str) -> tuple[int, int]:
-        """Another one after each note of `note_trained` with news."""
+    def note_unkept(self, session_id: str, unkept: "Entry") -> None:
+        """An entry of a session's account is not in the store: it is read with it. The end of the process forgets
+        it."""
+        self._unkept.setdefault(session_id, []).append(unkept)
+
+    def mark_of(self, session_id: str) -> tuple[int, int, int]:
+        """Another one after each note of `note_trained` with news, and of `note_unkept`."""
         known = self._trained.get(session_id, {})
-        return len(known), sum(known.values())
+        return len(known), sum(known.values()), len(self._unkept.get(session_id, ()))
+
+    async def counted(self, session_id: str) -> Session | None:
+        """A session as its rows are, for its account alone, also one that expired or is being deleted; None if it has
+        gone. Raises SessionDamaged or StorageUnavailable."""
+        stored = await self.store.load(SessionId(session_id))
+        return None if stored is None else await self._restored(stored)
 
     async def delete(self, session_id: str, session: Session | None) -> bool:
         """Delete a session; whether there was one. Whoever is reading it finds it gone. What is left of it is its sums,
@@ -166,10 +182,10 @@ class SessionStorage:
         self.store.discard(session.id, _sums(session))
         self._forgotten(session.id)
 
-    async def remove(self, session_id: str) -> Session | None:
+    async def remove(self, session_id: str, check: Callable[[Session], None]) -> Session | None:
         """Delete a session outside of memory: as it was, or None if it was damaged. From now on nobody reads it.
 
-        Raises SessionNotFound or StorageUnavailable.
+        Raises SessionNotFound or StorageUnavailable, and as `check`, which refuses it.
         """
         self._deleting[session_id] += 1
         try:
@@ -177,6 +193,8 @@ class SessionStorage:
             with suppress(SessionDamaged):
                 stored = await self.store.load(SessionId(session_id))
                 session = None if stored is None else await self._restored(stored)
+            if session is not None:
+                check(session)
             if not await self.delete(session_id, session):
                 raise SessionNotFound(session_id)
             return session
@@ -187,6 +205,7 @@ class SessionStorage:
 
     def _forgotten(self, session_id: str) -> None:
         self._trained.pop(session_id, None)
+        self._unkept.pop(session_id, None)
         if session_id in self._reading:
             self._deleted.add(session_id)
 
@@ -224,6 +243,8 @@ class SessionStorage:
 
         session = await self._pool.run(restored, num_bytes=num_bytes)
         session.note_trained(self._trained.get(session.id, {}))
+        for unkept in self._unkept.get(session.id, ()):
+            entry("stenograph.session.stale:add_again")(session, unkept)
         return session
 
 
@@ -250,6 +271,8 @@ def restored_session(
     )
     session.opened_by, session.outcome, session.tail = opened.request, restored.outcome, stored.tail()
     session.annotations, session.account = restored.annotations, restored.account
+    if session.account is not None:
+        session.held_until = now + session.account.held_until - wall
     if model is not None and opened.model.digest != model.digest:
         session.refusal = ModelMismatch(session.id, made_with=opened.model.name, served=model.name)
     if session.account is not None and session.account.abandoned is not None:

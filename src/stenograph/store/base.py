@@ -18,10 +18,10 @@ The contract:
   a row appended then is refused.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from stenograph.core.errors import SessionDamaged, StenographError, StorageUnavailable
 from stenograph.core.messages import MediaItem
@@ -46,6 +46,14 @@ Sums = Mapping[str, int]
 """Numbers by key, as what is left of deleted sessions."""
 
 NO_SUMS: Sums = {}
+
+
+class Ended(NamedTuple):
+    """The rest of the deleted sessions, and the ids of the others."""
+
+    sums: Sums
+    there: Set[str]
+
 
 Done = Callable[[StenographError | None], None]
 """Called on the loop when a row is durable (None), or with the reason for its absence."""
@@ -193,8 +201,8 @@ class SessionStore(Protocol):
         """Delete a session without waiting for it: for who is being cancelled."""
         ...
 
-    async def sums(self) -> Sums:
-        """All that deletions have added. Raises StorageUnavailable."""
+    async def ended(self) -> Ended:
+        """All that deletions have added, and the sessions there are, both at one moment. Raises StorageUnavailable."""
         ...
 
     async def page(self, *, limit: int, after: SessionId | None) -> Sequence[StoredSummary]:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from stenograph.core.errors import StartupError, StorageUnavailable
 from stenograph.core.types import SessionId
-from stenograph.store.base import FULL_RETRY_S, Sums
+from stenograph.store.base import FULL_RETRY_S, Ended, Sums
 from stenograph.store.folder import keep_private
 from stenograph.store.groups import NewRow, NewSession
 from stenograph.store.settings import Durability
@@ -201,9 +201,11 @@ class Database:
         )
         return {SessionId(id_) for _, id_ in found}
 
-    def sums(self) -> dict[str, int]:
-        """All that deletions have added. Raises StorageUnavailable."""
-        return dict(self.asked("SELECT key, num FROM sums"))
+    def ended(self) -> Ended:
+        """All that deletions have added, and the sessions there are: the file is this thread's, so both are of one
+        moment. Raises StorageUnavailable."""
+        there = {row[0] for row in self.asked("SELECT id FROM sessions")}
+        return Ended(dict(self.asked("SELECT key, num FROM sums")), there)
 
     def change(self, *statements: tuple[str, Sequence[object]], num_bytes: int) -> None:
         """Run statements, all or none; the log grows by about so many bytes. Raises StorageUnavailable."""

@@ -15,6 +15,7 @@ from stenograph.core.types import SessionId
 from stenograph.store.base import (
     NO_SUMS,
     Done,
+    Ended,
     MediaStore,
     SessionStore,
     StoredSession,
@@ -117,11 +118,14 @@ class FilesStore:
         if (store := self._of(session_id)) is not None:
             store.discard(session_id, adds)
 
-    async def sums(self) -> Sums:
-        found = Counter[str]()
+    async def ended(self) -> Ended:
+        """A session stays in its file: each file's moment is enough."""
+        sums, there = Counter[str](), set[str]()
         for store in self._stores.values():
-            found.update(await store.sums())
-        return found
+            found = await store.ended()
+            sums.update(found.sums)
+            there |= found.there
+        return Ended(sums, there)
 
     async def page(self, *, limit: int, after: SessionId | None) -> Sequence[StoredSummary]:
         found: list[StoredSummary] = []

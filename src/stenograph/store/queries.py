@@ -15,10 +15,13 @@ from stenograph.store.database import Database, sqlite_code
 MAX_READ_BYTES = 256 * 2**20
 """The longest session read in one step. SQLite has values of up to 10^9 bytes."""
 
+_SIZE = "SELECT coalesce(sum(length(body)), 0), max(seq), at FROM rows WHERE session = ?"
+"""`at` is the last row's, as of any bare column beside `max`. Source: sqlite.org/lang_select.html#bareagg."""
+
 _READ_AT_ONCE = (
-    "SELECT count(*), max(at), group_concat(seq), group_concat(length(body)),"
+    "SELECT count(*), group_concat(seq), group_concat(length(body)),"
     " CAST(group_concat(body, '') AS BLOB), CAST(group_concat(digest, '') AS BLOB)"
-    " FROM (SELECT at, seq, body, digest FROM rows WHERE session = ? ORDER BY seq)"
+    " FROM (SELECT seq, body, digest FROM rows WHERE session = ? ORDER BY seq)"
 )
 
 _LAST = "SELECT {} FROM rows WHERE session = s.number ORDER BY seq DESC LIMIT 1"
@@ -59,13 +62,13 @@ def read(database: Database, session_id: SessionId) -> StoredSession | None:
 
 def _rows(database: Database, number: int) -> tuple[list[StoredRow], float | None]:
     """The rows behind an opening, and when the last was written."""
-    size = database.asked("SELECT coalesce(sum(length(body)), 0), max(at) FROM rows WHERE session = ?", (number,))[0]
-    if size[0] > MAX_READ_BYTES:
+    num_bytes, last_seq, last_at = database.asked(_SIZE, (number,))[0]
+    if num_bytes > MAX_READ_BYTES:
         found = database.asked(_ROWS, (number,))
-        return [StoredRow(seq=seq, body=body, digest=digest) for seq, body, digest in found], size[1]
-    if size[1] is None:
+        return [StoredRow(seq=seq, body=body, digest=digest) for seq, body, digest in found], last_at
+    if last_seq is None:
         return [], None
-    num, last_at, seqs, lengths, bodies, digests = database.asked(_READ_AT_ONCE, (number,))[0]
+    num, seqs, lengths, bodies, digests = database.asked(_READ_AT_ONCE, (number,))[0]
     if len(digests) != num * DIGEST_BYTES:  # a damaged digest has another length: row by row it can be told which
         found = database.asked(_ROWS, (number,))
         return [StoredRow(seq=seq, body=bytes(body), digest=bytes(d)) for seq, body, d in found], last_at

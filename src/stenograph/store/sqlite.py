@@ -21,7 +21,7 @@ from stenograph.core.errors import StenographError, StorageUnavailable
 from stenograph.core.loaded import entry
 from stenograph.core.types import SessionId
 from stenograph.store import queries
-from stenograph.store.base import NO_SUMS, Done, MediaStore, StoredSession, StoredSummary, StoreStats, Sums, Tail
+from stenograph.store.base import NO_SUMS, Done, Ended, MediaStore, StoredSession, StoredSummary, StoreStats, Sums, Tail
 from stenograph.store.codec.rows import COMMIT, OPENED, Totals, row_body, row_digest
 from stenograph.store.database import Connect, Database, FileConnection
 from stenograph.store.folder import DataFolder
@@ -258,8 +258,8 @@ class SqliteStore:
     def discard(self, session_id: SessionId, adds: Sums = NO_SUMS) -> None:
         self._delete_soon(session_id, adds, self.unheard())
 
-    async def sums(self) -> Sums:
-        return await self.call(Database.sums)
+    async def ended(self) -> Ended:
+        return await self.call(Database.ended)
 
     def _delete_soon(self, session_id: SessionId, adds: Sums, future: "asyncio.Future[bool]") -> None:
         """Delete a session together with the others of this event-loop iteration."""

@@ -3,6 +3,7 @@
 Owns the entries and their sum, `Account`. session/fates.py derives each token's fate from it and from the turns.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 
@@ -83,7 +84,12 @@ class Account:
             case Abandoned():
                 self.abandoned = entry
 
-    def is_free(self, now: float) -> bool:
-        """Whether a trainer may claim the samples, at a time in seconds of the epoch."""
-        is_over = self.receipt is not None or self.abandoned is not None
-        return not is_over and (self.claim is None or self.claim.until <= now)
+    @property
+    def is_over(self) -> bool:
+        """Whether no trainer may claim the samples any more."""
+        return self.receipt is not None or self.abandoned is not None
+
+    @property
+    def held_until(self) -> float:
+        """The end of the last claim's lease, in seconds of the epoch; of none, or once it has its end, long ago."""
+        return -math.inf if self.claim is None or self.is_over else self.claim.until

@@ -14,9 +14,9 @@ from stenograph.engine.base import Engine, EngineRow, EngineState
 from stenograph.engine.fleet.fleet import Fleet
 from stenograph.engine.fleet.members import FleetMember
 from stenograph.engine.settings import URLS
+from stenograph.http.query import check_query, is_forced
 from stenograph.http.responses import json_response
 from stenograph.http.route import All, Asking, Needs, Who, parameter, route
-from stenograph.http.session_routes import check_query
 from stenograph.http.wire import read_json
 from stenograph.weights.sync import WeightSync
 
@@ -118,12 +118,10 @@ class EngineRoutes:
         """
         check_query(request, "force")
         name, fleet = str(request.path_params["name"]), self._fleet()
-        forced = request.query_params.get("force", "false")
-        if forced not in ("true", "false"):
-            raise InvalidRequest(f"force must be true or false, got {forced[:20]!r}.", param="/force")
+        forced = is_forced(request)
         statuses = fleet.statuses()
         usable = [status.name for status in statuses if status.health.state is EngineState.READY]
-        if forced == "false" and len(statuses) > 1 and usable == [name]:
+        if not forced and len(statuses) > 1 and usable == [name]:
             raise LastEngine(
                 f"{name} is the only engine that is usable now: without it no turn can be sampled. Wait until another"
                 " one is ready, add one, or remove it all the same with ?force=true."

@@ -14,7 +14,7 @@ from stenograph.cluster.postgres.connection import Lane
 from stenograph.cluster.postgres.shared_rows import Claimed, Deletion, EndMove, HeldBy
 from stenograph.core.messages import MediaKind, MediaRef
 from stenograph.core.types import SessionId
-from stenograph.store.base import StoredRow, StoredSession, StoredSummary, Sums
+from stenograph.store.base import Ended, StoredRow, StoredSession, StoredSummary, Sums
 from stenograph.store.codec.rows import HEAD_BYTES
 from stenograph.store.groups import NewRow, NewSession
 
@@ -150,6 +150,9 @@ ORDER BY s.number LIMIT $1
 """
 
 
+_ENDED = "SELECT key, num FROM stenograph_sums UNION ALL SELECT id, NULL FROM stenograph_sessions"
+"""One statement sees one moment."""
+
 _MEDIA_OF = """
 SELECT m.sha256 FROM stenograph_session_media m JOIN stenograph_sessions s ON s.number = m.session WHERE s.id = $1
 """
@@ -269,8 +272,12 @@ class PostgresRows:
             await lane.execute(_DELETE.format(number=int(number), owner=int(owner), adds=_literal(adds)))
         return Deletion.NOT_OWNED if await self._fetch(_NUMBER, session_id, owner) else Deletion.DELETED
 
-    async def sums(self) -> Sums:
-        return {key: int(num) for key, num in await self._fetch("SELECT key, num FROM stenograph_sums")}
+    async def ended(self) -> Ended:
+        found = await self._fetch(_ENDED)
+        return Ended(
+            sums={key: int(num) for key, num in found if num is not None},
+            there={id_ for id_, num in found if num is None},
+        )
 
     async def media_of(self, session_id: SessionId) -> Collection[str]:
         return {row[0] for row in await self._fetch(_MEDIA_OF, session_id)}

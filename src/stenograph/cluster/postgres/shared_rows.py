@@ -13,7 +13,7 @@ from typing import Protocol
 
 from stenograph.core.messages import MediaRef
 from stenograph.core.types import SessionId
-from stenograph.store.base import StoredSession, StoredSummary, Sums
+from stenograph.store.base import Ended, StoredSession, StoredSummary, Sums
 from stenograph.store.codec.rows import Totals
 from stenograph.store.groups import NewRow, NewSession
 
@@ -134,8 +134,8 @@ class SharedRows(Protocol):
         """Forget a session and all its rows, if it is this owner's, and add to the sums, both or neither."""
         ...
 
-    async def sums(self) -> Sums:
-        """As `SessionStore.sums`."""
+    async def ended(self) -> Ended:
+        """As `SessionStore.ended`."""
         ...
 
     async def media_of(self, session_id: SessionId) -> Collection[str]:

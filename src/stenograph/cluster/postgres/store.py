@@ -31,7 +31,7 @@ from stenograph.core.clock import Clock
 from stenograph.core.errors import SessionElsewhere, StenographError, StorageUnavailable
 from stenograph.core.loaded import entry
 from stenograph.core.types import SessionId
-from stenograph.store.base import NO_SUMS, Done, MediaStore, StoredSession, StoredSummary, StoreStats, Sums, Tail
+from stenograph.store.base import NO_SUMS, Done, Ended, MediaStore, StoredSession, StoredSummary, StoreStats, Sums, Tail
 from stenograph.store.codec.rows import COMMIT, HEAD_BYTES, OPENED, Totals, row_body, row_digest
 from stenograph.store.groups import NewSession, RowAppend, RowEnd, RowGroup
 
@@ -213,8 +213,8 @@ class PostgresStore:
             raise StorageUnavailable(MOVED, is_full=False, retry_after_s=1.0)
         return True  # absent: an attempt that was not answered has deleted it
 
-    async def sums(self) -> Sums:
-        return await self.ask(self._rows.sums)
+    async def ended(self) -> Ended:
+        return await self.ask(self._rows.ended)
 
     def discard(self, session_id: SessionId, adds: Sums = NO_SUMS) -> None:
         async def delete() -> None:

@@ -23,6 +23,7 @@ from stenograph.core.errors import (
     Rollback,
     RouteNotFound,
     SessionBusy,
+    SessionClaimed,
     SessionNotFound,
     StenographError,
     TruncatedGeneration,
@@ -48,6 +49,7 @@ _TYPES: dict[type[StenographError], str] = {
     NobodyError: "overloaded_error",
     RequestTimeout: "timeout_error",
     SessionBusy: "conflict_error",
+    SessionClaimed: "conflict_error",
     LimitExceeded: "rate_limit_error",
 }
 """OpenAI's `type` of an error, by its class or the nearest class above it."""
