@@ -15,7 +15,7 @@ from stenograph.core.chat import Asked, ChatRequest, TurnRequest
 from stenograph.core.errors import StenographError
 from stenograph.core.messages import Message
 from stenograph.session.kept import StoredReply
-from stenograph.session.retries import RequestIdentity, is_like, is_repeated, print_of
+from stenograph.session.retries import RequestIdentity, is_like, is_repeated
 from stenograph.session.watch import Delivery
 from stenograph.store.restored import RestoredTurns
 from stenograph.trajectory.commits import RequestMark, SessionCommit
@@ -123,7 +123,7 @@ class RecordedSession:
                 self._lived[node.id] = node
             self._num_lived += 1
         reply.num_given += 1
-        reply.given_to = None if identity is None else _mark_of(identity)
+        reply.given_to = None if identity is None else identity.mark()
         first, commit = reply.node.turn, reply.commit
         return StoredReply(
             request_id=first.request_id,
@@ -181,11 +181,6 @@ def _without(patterns: Sequence[re.Pattern[str]], text: str) -> str:
     for pattern in patterns:
         text = pattern.sub("", text)
     return text
-
-
-def _mark_of(request: RequestIdentity) -> RequestMark:
-    body = request.body
-    return RequestMark(route=request.route, body_print=print_of(body), num_body_bytes=len(body), key=request.key)
 
 
 def _context_of(request: ChatRequest) -> PromptContext:

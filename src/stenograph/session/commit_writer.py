@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 
 from stenograph.core.errors import StenographError
 from stenograph.session.ledger import OpenRow
-from stenograph.session.retries import RequestIdentity, print_of
+from stenograph.session.retries import RequestIdentity
 from stenograph.session.session import Session
 from stenograph.session.steps import RunningTurn
 from stenograph.session.turn import RequestRun, TurnOutcome
 from stenograph.store.base import SessionStore
 from stenograph.store.codec.commits import encode_commit
 from stenograph.store.codec.rows import Totals
-from stenograph.trajectory.commits import PlacedTurn, RequestMark, SessionCommit, StrandOpened
+from stenograph.trajectory.commits import PlacedTurn, SessionCommit, StrandOpened
 
 
 def write_turns(
@@ -42,7 +42,11 @@ def write_turns(
             turns=tuple(placed),
             label=run.leases.label,
             reply_id=run.joint_reply_id,
-            request=None if identity is None else _mark(session, identity, run),
+            request=None
+            if identity is None
+            else identity.mark(
+                order=session.order_of(run.request_id), num_begun=session.num_started, budget=run.remaining
+            ),
             ledger=() if so_far is None else (so_far,),
         )
     )
@@ -79,18 +83,6 @@ def _placed(turn: RunningTurn) -> PlacedTurn:
         parent=turn.attachment.parent,
         strand=strand.number,
         opened=opened if strand.number is None else StrandOpened(),
-    )
-
-
-def _mark(session: Session, identity: RequestIdentity, run: RequestRun) -> RequestMark:
-    return RequestMark(
-        route=identity.route,
-        body_print=print_of(identity.body),
-        num_body_bytes=len(identity.body),
-        key=identity.key,
-        order=session.order_of(run.request_id),
-        num_begun=session.num_started,
-        budget=run.remaining,
     )
 
 

@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 from stenograph.core.errors import IdempotencyMismatch, SessionNotFound
 from stenograph.core.types import SessionId
 from stenograph.session.manager import SessionManager
-from stenograph.session.retries import print_of
+from stenograph.session.retries import RequestIdentity
 from stenograph.session.sessions import Begin
-from stenograph.trajectory.commits import RequestMark, SessionOptions
+from stenograph.trajectory.commits import SessionOptions
 
 OpenedElsewhere = Callable[[str, bytes], Awaitable[SessionId | None]]
 
@@ -55,7 +55,8 @@ class KeyedSessions:
             if session_id is None and self._elsewhere is not None:
                 session_id = await self._elsewhere(key, body)
             if session_id is None:
-                session_id = (await self._manager.sessions.open(options, _mark(key, body), begin)).id
+                opened_by = RequestIdentity(route="/sessions", body=body, key=key).mark()
+                session_id = (await self._manager.sessions.open(options, opened_by, begin)).id
                 self._note(key, session_id)
             return session_id
         finally:
@@ -73,7 +74,7 @@ class KeyedSessions:
             session = await self._manager.sessions.peek(session_id)
         except SessionNotFound:
             return None
-        if session.opened_by != _mark(key, body):
+        if session.opened_by != RequestIdentity(route="/sessions", body=body, key=key).mark():
             raise IdempotencyMismatch
         return session.id
 
@@ -84,7 +85,3 @@ class KeyedSessions:
         if len(self._ids) > self._num_checked:
             self._ids = {key: id_ for key, id_ in self._ids.items() if self._manager.sessions.has(id_)}
             self._num_checked = MAX_KEYS + 2 * len(self._ids)
-
-
-def _mark(key: str, body: bytes) -> RequestMark:
-    return RequestMark(route="/sessions", body_print=print_of(body), num_body_bytes=len(body), key=key)
