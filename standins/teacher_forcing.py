@@ -6,10 +6,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stenograph.embedded.forward.base import Forward, LogitsFor, RowSpan, Segment
-from stenograph.embedded.sampler import log_softmax
+from stenograph.embedded.sampler import Doubles
 
 CHUNK_TOKENS = 128
 """Tokens with logits held at once."""
+
+
+def log_softmax(scores: Doubles) -> Doubles:
+    """ln softmax over the last axis of [V]; -inf stays -inf."""
+    shifted: Doubles = scores - scores.max()
+    normal: Doubles = shifted - np.log(np.exp(shifted).sum())
+    return normal
 
 
 def line_logprobs(

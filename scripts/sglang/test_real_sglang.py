@@ -24,13 +24,12 @@ from scripts.agent_session import TOOLS, check_exact, play
 from scripts.distribution import Figures, recompute
 from scripts.engine_table import serving
 from scripts.real_engine import apart_by_rule, ask
-from standins.teacher_forcing import line_logprobs
+from standins.teacher_forcing import line_logprobs, log_softmax
 from stenograph.conformance.check import check_engine
 from stenograph.conformance.lab import EngineUnderTest
 from stenograph.embedded.forward.base import LogitsFor, RowSpan, Segment
 from stenograph.embedded.forward.numpy_forward import NumpyForward
 from stenograph.embedded.forward.weights import load_weights
-from stenograph.embedded.sampler import log_softmax
 from stenograph.engine.http.adapter import AdapterOptions
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.sglang.chat import SGLangChat

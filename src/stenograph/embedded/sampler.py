@@ -142,13 +142,6 @@ def log_sum_exp(scores: Doubles) -> float:
     return float(highest + np.log(np.exp(scores - highest).sum()))
 
 
-def log_softmax(scores: Doubles) -> Doubles:
-    """ln softmax over the last axis of [V]; -inf stays -inf."""
-    shifted: Doubles = scores - scores.max()
-    normal: Doubles = shifted - np.log(np.exp(shifted).sum())
-    return normal
-
-
 def kept_places(scores: Doubles, params: SamplingParams) -> Places | None:
     """The places in `scores` [N] left by min-p, then top-k, then top-p, ascending; None: all.
 

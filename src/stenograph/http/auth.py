@@ -86,10 +86,6 @@ class Authenticator(WithoutTenants):
         self.tokens = SessionTokens(api_keys)
         self.manager = manager
 
-    def has_key(self, given: Sequence[bytes]) -> bool:
-        """Whether one of the server's own keys is among these."""
-        return are_among(given, self._keys)
-
     def check_key(self, scope: Scope) -> None:
         """Raise Unauthorized where the server has keys and the request none, Forbidden for a session's token."""
         if not self._keys:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from standins.teacher_forcing import log_softmax
 from stenograph.core.chat import ToolChoice, ToolMode
 from stenograph.core.logprobs import is_held_by_engine, known_logprobs, reported_kind
 from stenograph.core.messages import Tool
@@ -20,7 +21,7 @@ from stenograph.core.types import (
     SamplingParams,
     token_ids,
 )
-from stenograph.embedded.sampler import TokenSampler, log_softmax
+from stenograph.embedded.sampler import TokenSampler
 
 RAW, TEMPERED, SAMPLING, OTHER = LogprobsKind
 VOCAB = 6

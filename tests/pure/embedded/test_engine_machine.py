@@ -15,13 +15,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from standins.teacher_forcing import log_softmax
 from standins.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.core.clock import SystemClock
 from stenograph.core.types import Chunk, FinishReason, Grammar, GrammarKind, RequestId, SamplingParams
 from stenograph.embedded.engine_core import EngineCore, EngineLimits
 from stenograph.embedded.grammar.base import CompiledGrammar
 from stenograph.embedded.grammar.cache import GrammarCompiler
-from stenograph.embedded.sampler import log_softmax
 from stenograph.embedded.wire import Failed, FailureKind, Sampled, Times
 from stenograph.model.tokenizer import Tokenizer
 

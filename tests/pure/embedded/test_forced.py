@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from standins.teacher_forcing import line_logprobs
+from standins.teacher_forcing import line_logprobs, log_softmax
 from standins.tiny import llama as tiny
 from standins.tiny.tokenizer import tiny_tokenizer_json
 from stenograph.core.clock import SystemClock
@@ -16,7 +16,6 @@ from stenograph.core.types import Chunk, FinishReason, RequestId, SamplingParams
 from stenograph.embedded.engine_core import EngineCore, EngineLimits
 from stenograph.embedded.forward.numpy_forward import NumpyForward
 from stenograph.embedded.grammar.cache import GrammarCompiler
-from stenograph.embedded.sampler import log_softmax
 from stenograph.embedded.wire import Sampled, Times
 from stenograph.model.tokenizer import Tokenizer
 

@@ -12,13 +12,12 @@ from gguf import GGMLQuantizationType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from standins.teacher_forcing import CHUNK_TOKENS, line_logprobs
+from standins.teacher_forcing import CHUNK_TOKENS, line_logprobs, log_softmax
 from standins.tiny import llama as tiny
 from standins.tiny.llama import tiny_tensors, write_tiny_gguf
 from stenograph.embedded.forward.base import LogitsFor, RowSpan, Segment
 from stenograph.embedded.forward.numpy_forward import BLOCK_ROWS, FEW_ROWS, NumpyForward
 from stenograph.embedded.forward.weights import load_weights
-from stenograph.embedded.sampler import log_softmax
 
 IDS = [1, 17, 240, 3, 99, 99, 310, 42, 7, 2, 1, 55]
 ROWS = 512

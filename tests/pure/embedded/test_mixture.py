@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from standins.teacher_forcing import line_logprobs
+from standins.teacher_forcing import line_logprobs, log_softmax
 from standins.tiny import llama as tiny
 from standins.tiny.llama import LAYERS, write_tiny_folder
 from standins.tiny.mixture import (
@@ -25,7 +25,6 @@ from stenograph.core.errors import StartupError
 from stenograph.embedded.forward.base import LogitsFor, RowSpan, Segment
 from stenograph.embedded.forward.numpy_forward import NumpyForward
 from stenograph.embedded.forward.weights import load_weights
-from stenograph.embedded.sampler import log_softmax
 from stenograph.model.files import load_model_files
 
 IDS = [1, 17, 240, 3, 99, 99, 310, 42, 7, 2, 1, 55]

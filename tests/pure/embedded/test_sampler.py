@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from standins.teacher_forcing import log_softmax
 from stenograph.core.types import SamplingParams
 from stenograph.embedded.sampler import (
     BadLogits,
@@ -12,7 +13,6 @@ from stenograph.embedded.sampler import (
     TokenSampler,
     highest_places,
     kept_places,
-    log_softmax,
     log_sum_exp,
     top_logprobs,
 )

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from standins.teacher_forcing import log_softmax
 from standins.tiny.llama import CONTEXT, LAYERS, VOCAB, write_tiny_folder
 from standins.tiny.mixture import EXPERTS, TOP_K, write_mixture_folder
 from stenograph.core.errors import StartupError
@@ -18,7 +19,6 @@ from stenograph.embedded.forward.choice import load_forward
 from stenograph.embedded.forward.numpy_forward import NumpyForward
 from stenograph.embedded.forward.torch_forward import TorchForward
 from stenograph.embedded.forward.weights import load_weights
-from stenograph.embedded.sampler import log_softmax
 from stenograph.model.files import load_model_files
 from stenograph.model.tokenizer import Tokenizer
 from stenograph.parts import ForwardKind, TorchDtype
