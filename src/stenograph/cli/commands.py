@@ -265,7 +265,10 @@ def _accounts_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _tenant_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("add",), help="what to do")
-    parser.add_argument("name", metavar="NAME", help="a new name: letters, digits, - and _")
+    parser.add_argument("name", metavar="NAME", help="the tenant's name: letters, digits, - and _")
+    parser.add_argument(
+        "--key", metavar="KEY", help="the name of a key of its own scopes, also of a tenant that is there"
+    )
     parser.add_argument(
         "--scope",
         action="append",

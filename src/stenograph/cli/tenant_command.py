@@ -1,4 +1,4 @@
-"""`stenograph tenant add`: a new tenant, whose key is printed and kept nowhere."""
+"""`stenograph tenant add`: a new tenant, or a further key of one, printed and kept nowhere."""
 
 import os
 import sys
@@ -13,31 +13,37 @@ from stenograph.tenants.tenant import BadTenants, hash_of, new_key, read_tenants
 
 def tenant(options: dict[str, Any]) -> int:
     """Add a tenant, and print its key; returns the exit code. Raises StartupError."""
-    name, scopes, config = options.pop("name"), options.pop("scope"), options.pop("config")
+    name, key, scopes = options.pop("name"), options.pop("key"), options.pop("scope")
+    config = options.pop("config")
     del options["action"]
     # Of the settings only the file's name is of use: the others may be at odds with each other.
     file = load_settings({**options, "api_key": ["none"]}, os.environ, config).tenants
     if file is None:
         raise StartupError("tenant: name the file: give --tenants")
-    print(added(file, name, scopes or ("rollout", "train")))
-    print(f"stenograph: {name} is in {file}; a running server takes it at SIGHUP", file=sys.stderr)
+    print(added(file, name, scopes or ("rollout", "train"), key=key))
+    print(
+        f"stenograph: {name if key is None else f'{name}/{key}'} is in {file}; a running server takes it at SIGHUP",
+        file=sys.stderr,
+    )
     return 0
 
 
-def added(file: Path, name: str, scopes: "tuple[str, ...] | list[str]") -> str:
-    """Append a tenant to a file, and return its key. Raises StartupError."""
+def added(file: Path, name: str, scopes: "tuple[str, ...] | list[str]", *, key: str | None) -> str:
+    """Append a tenant to a file, or a tenant's further key by its name, and return the key. Raises StartupError."""
     text = ""
     try:
         with suppress(FileNotFoundError):
             text = file.read_text(encoding="utf-8")
-        if name in read_tenants(text).by_name:
-            raise StartupError(
-                f"tenant: {str(file)!r} has {name} already; a second key's hash goes into its key_sha256"
-            )
-        key = new_key()
-        listed = ", ".join(f'"{scope}"' for scope in scopes)
-        table = f'[{name}]\nkey_sha256 = ["{hash_of(key.encode())}"]\nscopes = [{listed}]\n'
-        whole = f"{text.rstrip()}\n\n{table}" if text.strip() else table
+        known = read_tenants(text).by_name.get(name)
+        if known is not None and key is None:
+            raise StartupError(f"tenant: {str(file)!r} has {name} already; --key KEY adds a further key to it")
+        if known is not None and key in known.keys:
+            raise StartupError(f"tenant: {str(file)!r} has {name}/{key} already")
+        new = new_key()
+        listed, hashed = ", ".join(f'"{scope}"' for scope in scopes), hash_of(new.encode())
+        table, field = (name, "key_sha256") if key is None else (f"{name}.keys.{key}", "sha256")
+        rows = f'[{table}]\n{field} = ["{hashed}"]\nscopes = [{listed}]\n'
+        whole = f"{text.rstrip()}\n\n{rows}" if text.strip() else rows
         read_tenants(whole)
         _write(file, whole)
     except BadTenants as error:
@@ -46,7 +52,7 @@ def added(file: Path, name: str, scopes: "tuple[str, ...] | list[str]") -> str:
         raise StartupError(f"tenant: the file {str(file)!r} is not UTF-8") from error
     except OSError as error:
         raise StartupError(f"tenant: cannot write {str(file)!r}: {error.strerror}") from error
-    return key
+    return new
 
 
 def _write(file: Path, text: str) -> None:

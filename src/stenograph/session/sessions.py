@@ -66,6 +66,8 @@ class Sessions:
         self._sessions: dict[SessionId, Session] = {}
         self._recent: OrderedDict[SessionId, None] = OrderedDict()
         """Where there is a store, the same sessions: the one idle longest first."""
+        self.may_open: Callable[[str], Awaitable[None]] | None = None
+        """Raises LimitExceeded if a tenant may not open one more, where there are tenants."""
         self._peeked = PeekedSessions(clock)
         self.num_forgotten = 0
         """Sessions gone from memory."""
@@ -112,6 +114,8 @@ class Sessions:
 
     async def open(self, options: SessionOptions, opened_by: RequestMark | None = None, begin: Begin = None) -> Session:
         """Open a session, also in a store; `begin` gives turns. Raises LimitExceeded, Draining, StorageUnavailable."""
+        if self.may_open is not None and options.tenant is not None:
+            await self.may_open(options.tenant)
         session = self._opened(options)
         session.opened_by = opened_by
         if self.storage is not None:

@@ -43,7 +43,7 @@ from stenograph.session.watch import Watch
 from stenograph.tenants.audit import AUDITED, AuditLog
 from stenograph.tenants.counts import TenantCounts
 from stenograph.tenants.lanes import POLL_S, HeldPlace, Lanes
-from stenograph.tenants.tenant import BadTenants, Tenant, Tenants, TenantScope, read_tenants, scope_of
+from stenograph.tenants.tenant import BadTenants, Tenant, TenantKey, Tenants, TenantScope, read_tenants, scopes_of
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +81,7 @@ class TenantAuthenticator(Authenticator):
             has_others=processes.folder is not None,
         )
         self._lanes.change(OPERATOR, _OPERATORS)
+        manager.sessions.may_open = self._lanes.check_opening
         self._tenants = Tenants({})
         try:
             self._take(self._file.read_text(encoding="utf-8"))
@@ -96,6 +97,8 @@ class TenantAuthenticator(Authenticator):
     def reload(self) -> None:
         """Read the file again. A bad one changes nothing, and the log says why."""
         before = self._tenants.by_name
+        if self._audit is not None:
+            self._audit.reopen()
         try:
             self._take(self._file.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, BadTenants) as error:
@@ -122,35 +125,35 @@ class TenantAuthenticator(Authenticator):
 
     def check_open(self, scope: Scope) -> None:
         """Metrics are of all tenants: the operator's. Of the rest nobody sees others' counts without a key."""
-        name, is_operators = self._asker(scope)
+        key, is_operators = self._asker(scope)
         is_of_all = scope["path"] == "/metrics"
         if is_operators:
             return
-        if name is not None:
-            self._enter(name, scope, is_admins=is_of_all)
+        if key is not None:
+            self._enter(key, scope, is_admins=is_of_all)
         elif is_of_all:
             super().check_key(scope)
         else:
             scope[TAG_SEEN] = _NOBODYS
 
     def check_key(self, scope: Scope) -> None:
-        name, _ = self._asker(scope)
-        if name is None:
+        key, _ = self._asker(scope)
+        if key is None:
             super().check_key(scope)
         else:
-            self._enter(name, scope, is_admins=False)
+            self._enter(key, scope, is_admins=False)
 
     def check_admin(self, scope: Scope) -> None:
-        name, _ = self._asker(scope)
-        if name is None:
+        key, _ = self._asker(scope)
+        if key is None:
             super().check_admin(scope)
         else:
-            self._enter(name, scope, is_admins=True)
+            self._enter(key, scope, is_admins=True)
 
     def check_agent(self, scope: Scope) -> str | None:
-        name, is_operators = self._asker(scope)
-        if name is not None:
-            self._enter(name, scope, is_admins=False)
+        key, is_operators = self._asker(scope)
+        if key is not None:
+            self._enter(key, scope, is_admins=False)
             return session_named(scope, by_id=False)
         named = super().check_agent(scope)
         if not is_operators and named is not None:
@@ -165,29 +168,29 @@ class TenantAuthenticator(Authenticator):
             raise Unauthorized("The tenant of this session's token has no key any more.")
         return session
 
-    def _asker(self, scope: Scope) -> tuple[str | None, bool]:
-        """The tenant of a request's key; and whether it has one of the operator's, preferred to a tenant's."""
+    def _asker(self, scope: Scope) -> tuple[TenantKey | None, bool]:
+        """The tenant's key of a request; and whether it has one of the operator's, preferred to a tenant's."""
         given = credentials_of(scope)
         if are_among(given, self._keys):
             scope[_CALLER] = "operator"
             return None, True
-        name = self._tenants.named_by(given)
-        scope[_CALLER] = name
-        return name, False
+        key = self._tenants.key_among(given)
+        scope[_CALLER] = None if key is None else key.shown
+        return key, False
 
-    def _enter(self, name: str, scope: Scope, *, is_admins: bool) -> None:
+    def _enter(self, key: TenantKey, scope: Scope, *, is_admins: bool) -> None:
         """Let a tenant in, as far as its key goes. Raises SessionNotFound for another's session, and Forbidden."""
-        tenant, named = self._tenants.by_name[name], session_named(scope, by_id=False)
+        name, named = key.tenant, session_named(scope, by_id=False)
         scope[TENANT] = name
-        is_admin = TenantScope.ADMIN in tenant.scopes
+        is_admin = TenantScope.ADMIN in key.scopes
         if not is_admin:
             tag = tag_of(name)
             scope[TAG_SEEN] = tag
             if named is not None and named[TAG] != tag:
                 raise SessionNotFound(named)
-        needed = scope_of(scope["method"], scope["path"], is_admins=is_admins)
-        if needed is not None and needed not in tenant.scopes and not is_admin:
-            raise Forbidden(f"The key of {name} may not do this: it has not the scope {needed}.")
+        needed = scopes_of(scope["method"], scope["path"], is_admins=is_admins)
+        if needed and not is_admin and not set(needed).intersection(key.scopes):
+            raise Forbidden(f"The key of {key.shown} may not do this: it has not the scope {needed[0]}.")
 
     # --- what is done
 
@@ -253,10 +256,10 @@ class TenantAuthenticator(Authenticator):
 
         return noting
 
-    async def _stored(self, tag: str) -> int:
-        """The tokens of a tenant's sessions here; where servers share a database, of all."""
-        found = selected(self.manager, SessionFilter(tag=tag))
-        return sum([one.totals.num_tokens async for one in found])
+    async def _stored(self, tag: str) -> tuple[int, int]:
+        """The tokens of a tenant's sessions here, and how many they are; where servers share a database, of all."""
+        num_tokens = [one.totals.num_tokens async for one in selected(self.manager, SessionFilter(tag=tag))]
+        return sum(num_tokens), len(num_tokens)
 
 
 def _changes(before: Mapping[str, Tenant], now: Mapping[str, Tenant]) -> Mapping[str, list[str]]:

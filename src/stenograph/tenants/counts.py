@@ -1,6 +1,6 @@
 """Counts by tenant for all workers of a server: each writes a file of its own, mapped by all.
 
-A row has the tenant's tag and three counts. Nothing is locked: each row has one writer.
+A row has the tenant's tag and four counts. Nothing is locked: each row has one writer.
 """
 
 import contextlib
@@ -8,8 +8,8 @@ import mmap
 import os
 from pathlib import Path
 
-IN_FLIGHT, SAMPLED, STORED = 1, 2, 3
-_COLUMNS = 4
+IN_FLIGHT, SAMPLED, STORED, SESSIONS = 1, 2, 3, 4
+_COLUMNS = 5
 _ROWS = 4096
 """Most tenants of a worker's life."""
 _BYTES = _ROWS * _COLUMNS * 8

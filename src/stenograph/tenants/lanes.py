@@ -14,14 +14,14 @@ from stenograph.core.errors import Draining, Limit, LimitExceeded
 from stenograph.core.stated_options import tag_of
 from stenograph.http.wire import ClientGone, ClientLink
 from stenograph.session.admission import Capacity
-from stenograph.tenants.counts import IN_FLIGHT, SAMPLED, STORED, TenantCounts
+from stenograph.tenants.counts import IN_FLIGHT, SAMPLED, SESSIONS, STORED, TenantCounts
 from stenograph.tenants.fair_queue import FairQueue
 from stenograph.tenants.tenant import Tenant
 
 POLL_S = 0.05
 """Between two looks for places given back by other workers."""
 STORED_FRESH_S, STORED_PAUSES = 10.0, 50
-"""A count of stored tokens holds so long, and so many times as long as it took."""
+"""A count of stored tokens and sessions holds so long, and so many times as long as it took."""
 RESERVE = 16
 """One in so many places is kept for tenants below their share, while another is above its own."""
 ACTIVE_S = 60.0
@@ -46,7 +46,7 @@ class _Lane:
 
 
 class Lanes:
-    """The lanes of one process. `stored` counts a tenant's stored tokens in this process, by its tag."""
+    """The lanes of one process. `stored` counts a tenant's stored tokens and sessions in this process, by its tag."""
 
     def __init__(
         self,
@@ -55,11 +55,11 @@ class Lanes:
         clock: Clock,
         *,
         timeout_s: float,
-        stored: Callable[[str], Awaitable[int]],
+        stored: Callable[[str], Awaitable[tuple[int, int]]],
         is_shared: bool,
         has_others: bool,
     ) -> None:
-        """`is_shared`: `stored` counts the tokens of all processes."""
+        """`is_shared`: `stored` counts those of all processes."""
         self._capacity = capacity
         self._counts = counts
         self._clock = clock
@@ -146,27 +146,41 @@ class Lanes:
             )
 
     async def _check_stored(self, name: str, lane: _Lane) -> None:
-        """Raise LimitExceeded if a tenant's sessions have as many tokens as they may. One request at a time counts."""
+        """Raise LimitExceeded if a tenant's sessions have as many tokens as they may."""
         most = lane.tenant.stored_tokens
-        if most is None:
+        if most is not None and (num := await self._counted(lane, STORED, most)) >= most:
+            what = f"the sessions of {_shown(name)} have {num} tokens of at most {most}"
+            raise LimitExceeded(Limit.TENANT, f"{what}; delete those that are done", retry_after_s=5.0)
+
+    async def check_opening(self, name: str) -> None:
+        """Raise LimitExceeded if a tenant has as many sessions as it may; else it has one more."""
+        lane = self._lanes.get(name)
+        if lane is None or (most := lane.tenant.sessions) is None:
             return
+        self._counts.find_others()
+        if (num := await self._counted(lane, SESSIONS, most)) >= most:
+            what = f"{_shown(name)} has {num} of at most {most} sessions"
+            raise LimitExceeded(Limit.TENANT, f"{what}; delete those that are done", retry_after_s=5.0)
+        self._counts.add(lane.tag, SESSIONS, 1)
+
+    async def _counted(self, lane: _Lane, column: int, most: int) -> int:
+        """A tenant's stored tokens or sessions. One request at a time counts them; at the quota, again after a second:
+        they may have been deleted."""
         began = self._clock.monotonic()
         if began >= lane.stored_until and not lane.is_counting:
             lane.is_counting = True
             try:
-                self._counts.put(lane.tag, STORED, await self._stored(lane.tag))
+                tokens, sessions = await self._stored(lane.tag)
+                self._counts.put(lane.tag, STORED, tokens)
+                self._counts.put(lane.tag, SESSIONS, sessions)
             finally:
                 lane.is_counting = False
             now = self._clock.monotonic()
             lane.stored_until = now + max(STORED_FRESH_S, STORED_PAUSES * (now - began))
-        num = (self._counts.own if self._is_shared else self._counts.of_all)(lane.tag, STORED)
+        num = (self._counts.own if self._is_shared else self._counts.of_all)(lane.tag, column)
         if num >= most:
-            lane.stored_until = min(lane.stored_until, self._clock.monotonic() + 1.0)  # they may have been deleted
-            raise LimitExceeded(
-                Limit.TENANT,
-                f"the sessions of {_shown(name)} have {num} tokens of at most {most}; delete those that are done",
-                retry_after_s=5.0,
-            )
+            lane.stored_until = min(lane.stored_until, self._clock.monotonic() + 1.0)
+        return num
 
     def _is_free(self, name: str) -> bool:
         """Whether a turn of this tenant may begin."""

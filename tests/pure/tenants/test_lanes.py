@@ -36,8 +36,8 @@ class LoopClock:
         return asyncio.get_running_loop().call_later(delay_s, call)
 
 
-async def _nothing(tag: str) -> int:
-    return 0
+async def _nothing(tag: str) -> tuple[int, int]:
+    return 0, 0
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Server:
     num_places: int
     folder: Path | None = None
     number: int = 0
-    stored: Callable[[str], Awaitable[int]] = _nothing
+    stored: Callable[[str], Awaitable[tuple[int, int]]] = _nothing
     timeout_s: float = 600.0
     took: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     num_refused: int = 0
@@ -186,9 +186,9 @@ def test_tokens_a_minute_are_refused_with_the_time_until_there_are_some() -> Non
 def test_stored_tokens_are_counted_now_and_then() -> None:
     held = [90, 110, 10]
 
-    async def stored(tag: str) -> int:
+    async def stored(tag: str) -> tuple[int, int]:
         assert tag == tag_of("one")
-        return held.pop(0)
+        return held.pop(0), 1
 
     async def work() -> None:
         server = Server(8, stored=stored)
