@@ -11,7 +11,8 @@ import torch
 from compare import PLAIN
 
 SAME = (
-    *("model", "family", "task", "trainer", "drift", "seed", "prompts", "group_size", "lr", "cold_steps", "cold_lr"),
+    *("model", "family", "task", "trainer", "drift", "teacher", "seed"),
+    *("prompts", "group_size", "lr", "cold_steps", "cold_lr"),
     *PLAIN,
 )
 """The options that a run is known by: with others it would be another run."""
@@ -51,7 +52,8 @@ def _differs(name: str, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> 
 
 def known_by(options: argparse.Namespace) -> dict[str, Any]:
     """The options that are the run's."""
-    return {name: getattr(options, name) for name in SAME}
+    known = {name: getattr(options, name) for name in SAME}
+    return {**known, "teacher": None if options.teacher is None else str(options.teacher)}
 
 
 def save_checkpoint(options: argparse.Namespace, state: Mapping[str, Any]) -> None:

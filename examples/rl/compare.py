@@ -28,6 +28,8 @@ COLOURS = {
     "shift": "#8b1a1a",
 }
 """Of each kind of drift, in the order of examples/rl/drift.py."""
+TAUGHT = "#c04a00"
+"""Of runs by a teacher's scores."""
 
 HEADS = (
     "run", "steps", "held out before", "held out after", "samples changed", "recorded − recomputed", "KL",
@@ -59,6 +61,7 @@ class ShownRun:
     task: str
     trainer: str
     drift: str
+    is_taught: bool
     seed: int | None
     setting: str
     steps: Sequence[Mapping[str, Any]]
@@ -69,6 +72,7 @@ class ShownRun:
     def kind(self) -> str:
         """What the runs that differ in their seed alone have in common."""
         drift = "token-exact" if self.drift == "none" else self.drift
+        drift = "teacher's scores" if self.is_taught else drift
         trainer = "" if self.trainer == "grpo" else self.trainer.upper()
         return ", ".join(filter(None, (drift, trainer, self.setting)))
 
@@ -92,6 +96,7 @@ def read_run(folder: Path) -> ShownRun:
         task=known.get("task", "price"),
         trainer=known.get("trainer", "grpo"),
         drift=known.get("drift", "none"),
+        is_taught=known.get("teacher") is not None,
         seed=known.get("seed"),
         setting=setting(known),
         steps=steps,
@@ -268,7 +273,8 @@ def by_kind(runs: Sequence[ShownRun]) -> dict[str, list[ShownRun]]:
 
 def look(run: ShownRun) -> tuple[str, str]:
     """Colour and dash of a run's kind."""
-    return COLOURS.get(run.drift, "#555555"), "-" if run.trainer == "grpo" else "--"
+    colour = TAUGHT if run.is_taught else COLOURS.get(run.drift, "#555555")
+    return colour, "-" if run.trainer == "grpo" else "--"
 
 
 def in_order(runs: Sequence[ShownRun]) -> list[ShownRun]:
@@ -277,7 +283,10 @@ def in_order(runs: Sequence[ShownRun]) -> list[ShownRun]:
     place = {drift: index for index, drift in enumerate(severity)}
     return sorted(
         runs,
-        key=lambda run: (run.task != "price", run.task, run.trainer, place.get(run.drift, 99), run.seed or 0, run.name),
+        key=lambda run: (
+            *(run.task != "price", run.task, run.trainer, place.get(run.drift, 99)),
+            *(run.is_taught, run.seed or 0, run.name),
+        ),
     )
 
 

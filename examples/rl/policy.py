@@ -163,8 +163,9 @@ class Policy:
             optimizer.step()
             yield loss
 
-    def step(self, rows: Sequence[TrainedRow], advantages: Sequence[float]) -> StepFigures:
-        """One clipped policy-gradient step over all rows, in batches; no KL term.
+    def step(self, rows: Sequence[TrainedRow], advantages: Sequence[float | NDArray[np.float64]]) -> StepFigures:
+        """One clipped policy-gradient step over all rows, in batches; no KL term. An advantage is a row's, or each of
+        its tokens' [T].
 
         Rows of a group whose rewards are all alike have no gradient, and none is computed. The figures are from before
         the step; the norm is the first update's, before it is clipped.
@@ -183,13 +184,16 @@ class Policy:
         return figures([_Distances.by_arrays(rows, own)], norms[0])
 
     def update(
-        self, rows: Sequence[TrainedRow], advantages: Sequence[float], own: Sequence[NDArray[np.float64]] | None = None
+        self,
+        rows: Sequence[TrainedRow],
+        advantages: Sequence[float | NDArray[np.float64]],
+        own: Sequence[NDArray[np.float64]] | None = None,
     ) -> tuple[list["_Distances"], float]:
         """One update of the weights: the distances before it and the gradient's norm. `own`: the trainer's
         log-probabilities before the step; None where these are those of now, before the update."""
         total = sum(int(row.mask[1:].sum()) for row in rows)
         self.optimizer.zero_grad(set_to_none=False)  # a step without any gradient has the optimizer's momentum
-        still, moving = ([n for n, a in enumerate(advantages) if (a != 0) is moves] for moves in (False, True))
+        still, moving = ([n for n, a in enumerate(advantages) if bool(np.any(a)) is moves] for moves in (False, True))
         beginning = Beginning(self.model, rows)
         distances = self.distances(beginning, rows, still) if own is None else []
         for chosen in batches(rows, moving, beginning.num_tokens):
@@ -197,7 +201,8 @@ class Policy:
             nats, trained = self.log_probs(beginning, batch)
             recorded = placed([row.nats for row in batch], trained)
             before = nats.detach() if own is None else placed([own[index] for index in chosen], trained)
-            advantage = torch.tensor([advantages[index] for index in chosen])[:, None].expand_as(trained)[trained]
+            spread = [np.broadcast_to(advantages[index], len(rows[index].tokens)) for index in chosen]
+            advantage = placed(spread, trained)
             (-self.objective.gain(nats, before, recorded, advantage).sum() / total).backward()
             distances.append(_Distances.of(nats.detach(), recorded, batch, trained))
         beginning.backward()

@@ -27,6 +27,7 @@ def step_line(step: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], num_s
         f"  recorded - recomputed max {step['max_distance']:.1e} KL {step['kl']:.1e}"
         f"  outside {step['share_outside']:.1%}  gradient {step['gradient_norm']:.2f}  s: {times}"
         f"  forbidden drift {step['forbidden_drift']}  {left_s / 60:.0f} min left"
+        + (f"  reverse KL {step['reverse_kl']:.3f} nats a token" if "reverse_kl" in step else "")
     )
 
 
@@ -39,6 +40,7 @@ def summary(
         "task": options.task,
         "trainer": options.trainer,
         "drift": options.drift,
+        "teacher": None if options.teacher is None else str(options.teacher),
         "seed": options.seed,
         **{name: getattr(options, name) for name in PLAIN},
         "before": before,

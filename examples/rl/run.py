@@ -26,11 +26,13 @@ import torch
 from agent import Episode, SeenSession, Task, ToolAgent
 from drift import TrainedRow, changed_turns, is_rendered_alike, with_drift
 from items import HELD_OUT, TRAINED
+from numpy.typing import NDArray
 from openai import AsyncOpenAI
 from policy import Policy, StepFigures
 from report import step_line
+from teacher import TaughtClient, Teacher, taught_advantages
 
-from stenograph.client import Client, DecodedSample, PrintedProgress, Rollout, RolloutBatch, silent
+from stenograph.client import DecodedSample, PrintedProgress, Rollout, RolloutBatch, silent
 from stenograph.text.renderer import Renderer
 from stenograph.trainers.rows import advantages, versions
 
@@ -59,11 +61,12 @@ def served(folder: Path, weights: Path, family: str, threads: int) -> Iterator[t
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainedSample:
-    """A sample as the trainer gets it; `exact` without the fault that was asked for."""
+    """A sample as the trainer gets it; `exact` without the fault that was asked for. `advantage` is its rollout's, or
+    that of each token [T]."""
 
     rollout: Rollout[Episode]
     sample: DecodedSample
-    advantage: float
+    advantage: float | NDArray[np.float64]
     row: TrainedRow
     exact: TrainedRow
 
@@ -82,7 +85,7 @@ class SampledStep:
         return [one.row for one in self.samples]
 
     @property
-    def advantages(self) -> list[float]:
+    def advantages(self) -> list[float | NDArray[np.float64]]:
         """Of each row."""
         return [one.advantage for one in self.samples]
 
@@ -94,6 +97,18 @@ def in_order(batch: RolloutBatch[Episode], agent: ToolAgent) -> RolloutBatch[Epi
         for group in batch.groups
     )
     return dataclasses.replace(batch, groups=tuple(groups))
+
+
+def rewarded_samples(
+    batch: RolloutBatch[Episode],
+) -> list[tuple[Rollout[Episode], DecodedSample, float | NDArray[np.float64]]]:
+    """Each sample with the advantage of its rollout's reward in its group."""
+    return [
+        (rollout, sample, advantage)
+        for rollout, advantage in advantages(batch.groups)
+        for sample in rollout.samples or ()
+        if sample.num_trained
+    ]
 
 
 def tokens_digest(samples: Sequence[TrainedSample]) -> str:
@@ -108,10 +123,17 @@ class Run:
     """One run: a policy, a server, and what each step came to."""
 
     def __init__(
-        self, options: argparse.Namespace, task: Task, policy: Policy, renderer: Renderer, client: Client, url: str
+        self,
+        options: argparse.Namespace,
+        task: Task,
+        policy: Policy,
+        renderer: Renderer,
+        client: TaughtClient,
+        url: str,
+        teacher: Teacher | None = None,
     ) -> None:
         self.options, self.task, self.policy, self.renderer = options, task, policy, renderer
-        self.client, self.url = client, url
+        self.client, self.url, self.teacher = client, url, teacher
         self.chance = random.Random(options.seed)
         self.steps: list[dict[str, Any]] = []
 
@@ -185,15 +207,19 @@ class Run:
 
     async def sampled(self, number: int, episodes: Sequence[Episode], group_size: int) -> SampledStep:
         """A step's rollouts, with the fault that was asked for, and what is known before the update."""
-        began = time.monotonic()
-        batch, agent = await self.rollouts(f"step {number}", episodes, group_size, keeps_seen=True)
-        rollout_s = time.monotonic() - began
-        pairs = [
-            (rollout, sample, advantage)
-            for rollout, advantage in advantages(batch.groups)
-            for sample in rollout.samples or ()
-            if sample.num_trained
-        ]
+        label, taught, began = f"step {number}", dict[str, float](), time.monotonic()
+        if self.teacher is None:
+            batch, agent = await self.rollouts(label, episodes, group_size, keeps_seen=True)
+            rollout_s = time.monotonic() - began
+            pairs = rewarded_samples(batch)
+        else:
+            async with self.client.kept():
+                batch, agent = await self.rollouts(label, episodes, group_size, keeps_seen=True)
+                rollout_s = time.monotonic() - began
+                batch = await self.teacher.scored(self.client, batch)
+            pairs = list(taught_advantages(batch))
+            apart, num = sum(float(one.sum()) for *_, one in pairs), sum(one.num_trained for _, one, _ in pairs)
+            taught = {"reverse_kl": -apart / max(1, num), "score_s": time.monotonic() - began - rollout_s}
         if not pairs:
             raise SystemExit(f"step {number} sampled no token: {batch.rollouts[0].error}")
         samples = [self.trained_sample(rollout, sample, advantage, agent) for rollout, sample, advantage in pairs]
@@ -206,11 +232,16 @@ class Run:
             "tokens": tokens_digest(samples),
             **self.exactness(number, samples, agent.seen),
             "rollout_s": rollout_s,
+            **taught,
         }
         return SampledStep(batch, samples, record)
 
     def trained_sample(
-        self, rollout: Rollout[Episode], sample: DecodedSample, advantage: float, agent: ToolAgent
+        self,
+        rollout: Rollout[Episode],
+        sample: DecodedSample,
+        advantage: float | NDArray[np.float64],
+        agent: ToolAgent,
     ) -> TrainedSample:
         """A sample with the fault."""
         view = agent.seen[rollout.session_id or ""].view

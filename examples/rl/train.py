@@ -1,6 +1,6 @@
 """A policy that learns from what was recorded: cold start, GRPO, weights swapped into the running engine.
 
-    scripts/rl [--task price] [--trainer grpo] [--seed 0] [--steps 40] [--drift KIND] [--out FOLDER]
+    scripts/rl [--task price] [--trainer grpo] [--seed 0] [--steps 40] [--drift KIND] [--teacher FOLDER] [--out FOLDER]
     scripts/rl compare FOLDER… [--plot FILE.svg] [--table FILE.md]
 
 Prints a line a step, writes FOLDER/steps.jsonl, ends with a table, summary.json and curve.svg. Started again with the
@@ -28,8 +28,8 @@ from items import TRAINED
 from policy import Objective, Policy, written_folder
 from report import peak_gib, show, summary
 from run import Run, served
+from teacher import TaughtClient, Teacher
 
-from stenograph.client import Client
 from stenograph.families.load import load_renderer
 from stenograph.model.fetch import resolve_model
 from stenograph.model.files import load_model_files
@@ -77,12 +77,17 @@ async def begun(run: Run, renderer: Renderer) -> Any:
 
 
 async def trained(
-    options: argparse.Namespace, policy: Policy, renderer: Renderer, address: tuple[str, int], found: Any
+    options: argparse.Namespace,
+    policy: Policy,
+    renderer: Renderer,
+    address: tuple[str, int],
+    found: Any,
+    teacher: Teacher | None,
 ) -> dict[str, Any]:
     """The whole run, or what is left of it; returns its summary."""
     url, pid = address
-    async with Client(url) as client:
-        run = Run(options, TASKS[options.task], policy, renderer, client, url)
+    async with TaughtClient(url) as client:
+        run = Run(options, TASKS[options.task], policy, renderer, client, url, teacher)
         if found is None:
             before = await begun(run, renderer)
         else:
@@ -166,6 +171,13 @@ def parsed() -> argparse.Namespace:
     of_update(parser)
     add("--drift", choices=KINDS, default="none", help="the fault to inject (examples/rl/drift.py). Default: none.")
     add(
+        "--teacher",
+        type=Path,
+        metavar="FOLDER",
+        help="a run of the same model that is over: its policy's scores of each token, in the place of rewards"
+        " (examples/rl/teacher.py)",
+    )
+    add(
         "--checkpoint-every",
         type=int,
         default=10,
@@ -207,6 +219,10 @@ def parsed() -> argparse.Namespace:
         parser.error("--max-grad-norm is above 0")
     if options.trainer == "trl" and (others := [name for name in OURS if getattr(options, name) != PLAIN[name]]):
         parser.error(f"--trainer trl has an update of its own: --{others[0].replace('_', '-')} is of --trainer grpo")
+    if options.teacher is not None and (options.trainer == "trl" or options.drift != "none"):
+        parser.error("--teacher scores the sampled tokens, for our own step: without --trainer trl, without --drift")
+    if options.teacher is not None and (options.temperature != 1 or options.stale):
+        parser.error("--teacher has raw scores of the newest tokens: without --temperature, without --stale")
     if options.trainer == "trl" and options.drift in NATS_ALONE:
         parser.error(
             f"--trainer trl cannot show {options.drift}: without vLLM it does not read recorded log-probabilities"
@@ -220,6 +236,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     (options.out / "weights").mkdir(parents=True, exist_ok=True)
+    teacher = None if options.teacher is None else Teacher.of_run(options.teacher, options.out / "weights")
     found = load_checkpoint(options)
     folder = options.out / "model"
     cache = Path(os.environ.get("STENOGRAPH_CACHE") or default_cache_dir(os.environ))
@@ -227,7 +244,7 @@ def main() -> None:
     policy = Policy(written_folder(model, folder), lr=options.lr, objective=objective(options))
     renderer = load_renderer(load_model_files(folder), options.family).renderer
     with served(folder, options.out / "weights", options.family, options.threads) as address:
-        over = asyncio.run(trained(options, policy, renderer, address, found))
+        over = asyncio.run(trained(options, policy, renderer, address, found, teacher))
     show(over, options.out)
     forget_checkpoint(options.out)
     if over["broken_promises"]:

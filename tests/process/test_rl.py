@@ -122,6 +122,33 @@ def test_the_seed_decides_what_is_sampled(tmp_path: Path, model: Path) -> None:
     assert held_out[0] == held_out[1]
 
 
+def test_a_student_is_pulled_to_its_teacher_by_scores_alone(tmp_path: Path, model: Path) -> None:
+    """No rollout of a random model is rewarded; the mean distance of its tokens to the teacher falls all the same."""
+    teacher, out, sharp = tmp_path / "teacher", tmp_path / "out", ("--cold-steps", 4, "--cold-lr", "1e-3")
+    trained(model, teacher, *sharp, "--lr", 0)
+    asked = ("--teacher", teacher, "--cold-steps", 0, "--steps", 6, "--lr", "1e-3", "--checkpoint-every", 1)
+    with subprocess.Popen(command(model, out, *asked), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        next(line for line in process.stdout if line.startswith("step   2"))
+        process.terminate()
+    told, steps = trained(model, out, *asked)
+    assert "goes on after" in told
+    check_exact(steps)
+    assert {step["reward"] for step in steps} == {0.0}
+    assert steps[-1]["reverse_kl"] < steps[0]["reverse_kl"] / 2
+    _, itself = trained(model, tmp_path / "same", "--teacher", teacher, *sharp, "--steps", 1)
+    assert abs(itself[0]["reverse_kl"]) < 1e-5  # the same weights, scored and sampled
+
+
+def test_a_teacher_is_a_run_that_is_over(tmp_path: Path, model: Path) -> None:
+    for options, code, words in (
+        (("--teacher", tmp_path), 1, "names the folder of a run that is over"),
+        (("--teacher", tmp_path, "--drift", "mask"), 2, "without --drift"),
+    ):
+        done = subprocess.run(command(model, tmp_path / "b", *options), capture_output=True, text=True, check=False)
+        assert (done.returncode, words in done.stderr) == (code, True)
+
+
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the kernel has no descriptors of processes")
 def test_nothing_outlives_a_trainer_that_is_killed(tmp_path: Path, model: Path) -> None:
     asked = command(model, tmp_path / "out", "--steps", 40)
