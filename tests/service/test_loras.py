@@ -17,16 +17,18 @@ from standins.sglang_server import SGLangServer
 from standins.vllm_server import VLLMServer
 from stenograph.client import Client
 from stenograph.core.clock import SystemClock
+from stenograph.core.errors import EngineUnavailable, InvalidRequest, StartupError
 from stenograph.core.weights import LoadLora, UnloadLora
 from stenograph.engine.base import EngineState
 from stenograph.engine.fleet.fleet import Fleet
 from stenograph.engine.fleet.members import FleetMember
-from stenograph.engine.http.adapter import AdapterOptions, EngineAdapter
+from stenograph.engine.http.adapter import AdapterOptions, Ask, EngineAdapter
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.lmdeploy.adapter import LMDeploy
 from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.engine.sglang.generate import SGLangGenerate
 from stenograph.engine.vllm.adapter import VLLM
+from stenograph.http.policy_check import check_policy
 from stenograph.store.folder import DataFolder
 from stenograph.store.sqlite import SqliteStore
 from stenograph.text.renderer import Renderer
@@ -197,6 +199,58 @@ async def test_an_engine_that_does_not_answer_may_have_the_lora(renderer: Render
         assert await rig.open(policy="code"), "it listed it last"
         error = await rig.refused("/sessions", {"policy": "poems"}, 503)
         assert error["code"] == "engine_unavailable"
+
+
+class ProbedEngine(ScriptedEngine):
+    """One whose probes end when they are let to."""
+
+    def __init__(self) -> None:
+        super().__init__(vocab_size=VOCAB)
+        self.probes = asyncio.Queue[asyncio.Future[None]]()
+
+    async def find_policies(self) -> None:
+        probe = asyncio.get_running_loop().create_future()
+        self.probes.put_nowait(probe)
+        await probe
+
+
+async def test_many_sessions_of_unknown_loras_share_the_next_probe() -> None:
+    """One probe at a time: a request is answered by one that began after it came, also where its prober leaves."""
+    engine = ProbedEngine()
+    async with asyncio.timeout(10):
+        first = asyncio.create_task(check_policy(engine, "poems"))
+        probe = await engine.probes.get()
+        later = [asyncio.create_task(check_policy(engine, f"poems-{number}")) for number in range(30)]
+        await asyncio.sleep(0)  # each waits for its turn
+        probe.set_result(None)
+        with pytest.raises(InvalidRequest):
+            await first
+        await engine.probes.get()
+        assert not any(one.done() for one in later), "the first probe may be older than the LoRA"
+        later.pop(0).cancel()  # it has the second one
+        (await engine.probes.get()).set_result(None)
+        ends = await asyncio.gather(*later, return_exceptions=True)
+    assert [type(end) for end in ends] == [InvalidRequest] * 29
+    assert engine.probes.empty()
+
+
+async def test_an_engine_that_fails_the_check_of_its_start_is_503_in_words() -> None:
+    """As when another model has come up at its address."""
+    is_other = False
+
+    async def check(_adapter: EngineAdapter, _ask: Ask) -> None:
+        if is_other:
+            raise StartupError("the engine has another model")
+
+    options = AdapterOptions(model="stand-in", vocab_size=VOCAB, max_context_tokens=4096)
+    async with KINDS["vllm"][0]() as server:
+        engine = HttpEngine(HttpEngineOptions(url=server.url, check=check), KINDS["vllm"][1](options))
+        async with aclosing(engine):
+            await engine.start()
+            is_other = True
+            with pytest.raises(EngineUnavailable, match="the engine has another model") as caught:
+                await check_policy(engine, "poems")
+    assert caught.value.status == 503
 
 
 async def test_a_session_keeps_its_lora_over_a_restart_and_is_sampled_by_no_engine_without(

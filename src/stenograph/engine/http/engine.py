@@ -231,7 +231,7 @@ class HttpEngine(Engine):
 
     async def find_policies(self) -> None:
         self._is_discovered = False
-        await self._probe()
+        await self._look()
 
     def require_version(self, version: str) -> None:
         self._lack(version, "others")
@@ -409,14 +409,17 @@ class HttpEngine(Engine):
                 async with asyncio.timeout(self._options.probe_pause_s):
                     await self._doubt.wait()
             self._doubt.clear()
-            try:
-                await self._probe()
-            except StartupError as error:
-                self._become(EngineState.DOWN, str(error))
+            await self._look()
+
+    async def _look(self) -> None:
+        """Find out how the engine is; one that fails the options' check is down."""
+        try:
+            await self._probe()
+        except StartupError as error:
+            self._become(EngineState.DOWN, str(error))
 
     async def _probe(self) -> None:
         """Find out how the engine is. Raises StartupError as the options' check does."""
-        path = self._adapter.probe_paths[0]
         try:
             async with asyncio.timeout(PROBE_DEADLINE_S):
                 fault = await probed_fault(self._adapter, self._ask)
@@ -429,7 +432,9 @@ class HttpEngine(Engine):
         except UpstreamError as error:
             self._become(EngineState.DOWN, error.reason if isinstance(error, UpstreamUnreachable) else error.message)
         except TimeoutError:
-            self._become(EngineState.DOWN, f"it did not answer GET {path} within {PROBE_DEADLINE_S:g} s")
+            self._become(
+                EngineState.DOWN, f"it did not answer GET {self._adapter.probe_paths[0]} within {PROBE_DEADLINE_S:g} s"
+            )
         else:
             if fault:
                 self._become(EngineState.DOWN, fault)
@@ -479,8 +484,7 @@ class HttpEngine(Engine):
                 log.info("the engine at %s is ready%s", self._address, detail and f": {detail}")
             self._said.clear()
         elif detail not in self._said and len(self._said) < MAX_SAID:
-            # One line for each reason of an outage, not for each probe and turn that runs into it. Of one that was not
-            # there at the start the server says that it waits for it.
+            # One line for each reason of an outage. The server itself says that it waits for an engine at its start.
             level = logging.DEBUG if self._health.state is EngineState.STARTING else logging.WARNING
             log.log(level, "the engine at %s is down: %s", self._address, detail)
             self._said.add(detail)
