@@ -188,15 +188,34 @@ class VLLMServer(PlannedServer):
         ids, _ = self._effective(asked)
         if not ids or "prompt_logprobs" not in _sampling(asked):
             return _error(400, "1 validation error", "Bad Request")
+        if self._max_model_len is not None and len(ids) >= self._max_model_len:
+            refused = (
+                f"The decoder prompt (length {len(ids)}) plus the number of requested output tokens (at least 1) is"
+            )
+            return _error(
+                400, f"{refused} longer than the maximum model length of {self._max_model_len}.", "Bad Request"
+            )
         scored = zip(ids[1:], self._scores(ids), strict=True)
         rows = [None, *({str(id_): {"logprob": logprob, "rank": 1}} for id_, logprob in scored)]
         choice: dict[str, Any] = {"index": 0, "finish_reason": "length", "token_ids": [0]}
+        if allowed := _sampling(asked).get("allowed_token_ids"):
+            choice |= self._forced(ids, allowed[0], path)
         if path == COMPLETIONS_PATH:
             return Answer(body=compact({"id": self.id_of(asked), "choices": [{**choice, "prompt_logprobs": rows}]}))
         version = self.weight_version or "default"
         choice["weight_versions"] = [{"version": version, "start": 0, "end": 1}]
         told = {"request_id": self.id_of(asked), "choices": [choice], "prompt_logprobs": rows}
         return Answer(body=compact(told))
+
+    def _forced(self, ids: Sequence[int], allowed: int, path: str) -> dict[str, Any]:
+        """The only token allowed after `ids`, with its logprob before the others were ruled out."""
+        logprob = self._scores([*ids, allowed])[-1]
+        if path == GENERATE_PATH:
+            row = {"token_id": allowed, "logprob": logprob, "top_logprobs": [{"token_id": allowed, "logprob": logprob}]}
+            return {"token_ids": [allowed], "logprobs": {"content": [row]}}
+        named = f"token_id:{allowed}"
+        told = {"tokens": [named], "token_logprobs": [logprob], "top_logprobs": [{named: logprob}]}
+        return {"token_ids": [allowed], "logprobs": told}
 
     # -- what it says of a generation
 

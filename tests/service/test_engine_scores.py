@@ -4,6 +4,7 @@ import asyncio
 from array import array
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from standins.teacher_forcing import line_logprobs
 from standins.tiny.llama import write_tiny_folder
 from standins.vllm_server import VLLMServer
 from stenograph.core.errors import InvalidRequest, StenographError, UpstreamInvalid, UpstreamRefused
-from stenograph.core.types import RequestId, TopLogprob
+from stenograph.core.types import LogprobsKind, RequestId, TopLogprob
 from stenograph.embedded.engine import EmbeddedEngine
 from stenograph.embedded.forward.numpy_forward import NumpyForward
 from stenograph.embedded.forward.weights import load_weights
@@ -53,6 +54,47 @@ async def test_vllm_scores_a_prompt_by_its_policy(scale_out: bool) -> None:
         assert list(scores.logprobs) == [-2 / 16, -3 / 16, -4 / 16]
         assert scores.version == ("default" if scale_out else None)
         assert vllm.asked[-1].json["model"] == "teacher-lora"
+        assert vllm.asked[-1].json["priority"] == 2**31 - 1, "after every turn, with priority scheduling"
+
+
+@pytest.mark.parametrize("scale_out", [True, False], ids=["generate", "completions"])
+@pytest.mark.parametrize("num_top", [0, 1])
+async def test_vllm_scores_a_line_as_long_as_its_context(scale_out: bool, num_top: int) -> None:
+    """It takes no such prompt, so the last token is the only one that it may sample."""
+    async with (
+        VLLMServer(scale_out=scale_out, max_model_len=len(LINE)) as vllm,
+        engine_at(vllm.url, VLLM(OPTIONS)) as engine,
+    ):
+        for start in (2, len(LINE) - 1):
+            scores = await engine.score(asked(start=start, num_top=num_top))
+            assert list(scores.logprobs) == [-at / 16 for at in range(start, len(LINE))]
+            assert len(scores.top.ids) == num_top * len(scores.logprobs)
+        shorter = await engine.score(asked(LINE[:-1]))
+        assert list(shorter.logprobs) == [-2 / 16, -3 / 16]
+
+
+async def test_a_vllm_of_other_log_probabilities_refuses_a_line_as_long_as_its_context() -> None:
+    """Those after the rule that one token alone is allowed would be 0."""
+    options = replace(OPTIONS, logprobs=LogprobsKind.SAMPLING)
+    async with VLLMServer(max_model_len=len(LINE)) as vllm, engine_at(vllm.url, VLLM(options)) as engine:
+        with pytest.raises(UpstreamRefused, match="longer than the maximum model length of 5"):
+            await engine.score(asked())
+
+
+@pytest.mark.parametrize(("low_first", "last"), [(True, 2**31 - 1), (False, -(2**31)), (None, -(2**31))])
+@pytest.mark.parametrize("adapter", [SGLangChat, SGLangGenerate])
+async def test_sglang_scores_after_everything_else_where_it_schedules_by_priority(
+    adapter: type[SGLangChat | SGLangGenerate], low_first: bool | None, last: int
+) -> None:
+    async with SGLangServer() as sglang:
+        for schedules in (True, False):
+            sglang.server_info = {
+                "enable_priority_scheduling": schedules,
+                "schedule_low_priority_values_first": low_first,
+            }
+            async with engine_at(sglang.url, adapter(OPTIONS)) as engine:
+                await engine.score(asked())
+            assert sglang.asked[-1].json.get("priority") == (last if schedules else None)
 
 
 @pytest.mark.parametrize("adapter", [SGLangChat, SGLangGenerate])

@@ -442,11 +442,8 @@ class HttpEngine(Engine):
                 self._become(EngineState.READY, self._adapter.capabilities.note)
 
     async def _check_version(self) -> None:
-        """Take no turns for an engine that came up with earlier weights. Raises UpstreamError.
-
-        An engine that does not name its weights gets turns, unless it refused the new ones. One with weights it never
-        had got them from its trainer: they are its weights from now on.
-        """
+        """Take no turns for an engine that came up with earlier weights; one that does not name its weights gets turns,
+        unless it refused the new ones. Weights it never had came from its trainer. Raises UpstreamError."""
         if (found := await self._adapter.find_version(self._ask)) is None:
             return
         is_new = bool(self._had) and found not in (*self._had, UNNAMED)

@@ -85,6 +85,8 @@ class SGLangGenerate(EngineAdapter):
         self._replay = options.replay
         self._route_size = options.route_size
         self._keeps_sessions = False
+        self.last_priority: int | None = None
+        """Of scores; a request with one is refused where the server has no priority scheduling."""
         self._streams_chats = False
         """Whether streams of its chat route lack nothing."""
         self._num_unreported = 0
@@ -103,7 +105,7 @@ class SGLangGenerate(EngineAdapter):
                 server = facts_of(info.body)
                 break
         limit = context_of_models(models.body) if models.status == 200 else None
-        self._keeps_sessions = server.keeps_sessions
+        self._keeps_sessions, self.last_priority = server.keeps_sessions, server.last_priority
         told = facts_of(model.body) if model.status == 200 else ServerFacts()
         # A router's workers change their weights one by one, and the one that answers may not be the one that samples.
         is_alone = (await ask("GET", WORKERS_PATH)).status in NOT_THERE

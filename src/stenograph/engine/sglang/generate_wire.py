@@ -353,6 +353,15 @@ class ServerFacts(msgspec.Struct):
     tokenizer_worker_num: int | None = None
     weight_version: str | int | None = None
     has_image_understanding: bool | None = None
+    enable_priority_scheduling: bool | None = None
+    schedule_low_priority_values_first: bool | None = None
+
+    @property
+    def last_priority(self) -> int | None:
+        """The priority of what is to come after everything else; None where the server takes none."""
+        if not self.enable_priority_scheduling:
+            return None
+        return 2**31 - 1 if self.schedule_low_priority_values_first else -(2**31)
 
     @property
     def max_context_tokens(self) -> int | None:

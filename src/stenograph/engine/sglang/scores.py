@@ -11,9 +11,10 @@ import msgspec
 
 from stenograph.core.errors import UpstreamInvalid
 from stenograph.core.ids_json import encode_ids
-from stenograph.engine.http.adapter import Ask, EngineAdapter, in_our_shape
+from stenograph.engine.http.adapter import Ask, in_our_shape
 from stenograph.engine.rows import META_LAWS, TopRow, check_request, decoded
 from stenograph.engine.scoring import ENTRIES_AT_ONCE, Alternatives, ScoreRequest, Scores
+from stenograph.engine.sglang.generate import SGLangGenerate
 from stenograph.engine.sglang.generate_wire import too_long
 from stenograph.offload.in_pieces import in_pieces
 
@@ -34,7 +35,7 @@ _ROWS = msgspec.json.Decoder(list[TopRow])
 _TOPS = msgspec.json.Decoder(list[list[TopRow] | None])
 
 
-def encode_given(request: ScoreRequest) -> bytes:
+def encode_given(request: ScoreRequest, *, priority: int | None) -> bytes:
     """The body to ask for the scores of given ids."""
     told: dict[str, object] = {
         "rid": request.request_id,
@@ -47,6 +48,8 @@ def encode_given(request: ScoreRequest) -> bytes:
     }
     if request.policy is not None:
         told["lora_path"] = request.policy
+    if priority is not None:
+        told["priority"] = priority
     return b"".join((msgspec.json.encode(told)[:-1], b',"input_ids":[', encode_ids(request.ids), b"]}"))
 
 
@@ -85,9 +88,9 @@ def _pairs(rows: Sequence[TopRow]) -> list[tuple[int, float]]:
     return [(row.id, row.logprob or 0.0) for row in rows]
 
 
-async def scored(_adapter: EngineAdapter, request: ScoreRequest, ask: Ask) -> Scores:
+async def scored(adapter: SGLangGenerate, request: ScoreRequest, ask: Ask) -> Scores:
     """Ask a server. Raises UpstreamError, and ContextLengthExceeded."""
-    http = await ask("POST", "/generate", encode_given(request))
+    http = await ask("POST", "/generate", encode_given(request, priority=adapter.last_priority))
     if http.status != 200:
         raise too_long(http) or in_our_shape(http)
     return await in_pieces(decode_given(http.body, request))

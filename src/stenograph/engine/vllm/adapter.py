@@ -45,7 +45,7 @@ from stenograph.engine.vllm.request import (
     encode_request,
     request_headers,
 )
-from stenograph.engine.vllm.scores import decode_scores, encode_given, encode_scoring, scoring_id
+from stenograph.engine.vllm.scores import decode_scores, encode_given, encode_scoring, scoring_id, with_last
 from stenograph.engine.vllm.wire import TOO_LONG, decode_models
 from stenograph.offload.in_pieces import in_pieces
 
@@ -259,19 +259,23 @@ class VLLMGuidedReading(EngineReading):
 async def scored(adapter: VLLM, request: ScoreRequest, ask: Ask) -> Scores:
     """The scores of given tokens. Raises UpstreamError."""
     route, model = adapter.target
-    body = encode_given(request, route=route, model=request.policy or model)
+    limit, is_raw = adapter.capabilities.max_context_tokens, adapter.capabilities.logprobs.kind is LogprobsKind.RAW
+    is_full = len(request.ids) == limit and is_raw  # others would be those among the allowed tokens
+    body = encode_given(request, route=route, model=request.policy or model, is_full=is_full)
     http = await ask("POST", route.value, body, request_headers(request.request_id, None))
     if http.status != 200:
         raise passed_through(http)
     work = decode_scores(
         http.body,
-        request.ids[request.start :],
+        request.ids[request.start : -1 if is_full else None],
         request_id=request.request_id,
         route=route,
         num_prompt=request.start,
         num_top=request.num_top,
     )
     scores = await in_pieces(work)
+    if is_full:
+        scores = with_last(scores, http.body, request, route=route)
     return request.answered(scores.logprobs, scores.top, version=scores.version)
 
 
