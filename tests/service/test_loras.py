@@ -217,19 +217,18 @@ class ProbedEngine(ScriptedEngine):
 async def test_many_sessions_of_unknown_loras_share_the_next_probe() -> None:
     """One probe at a time: a request is answered by one that began after it came, also where its prober leaves."""
     engine = ProbedEngine()
-    async with asyncio.timeout(10):
-        first = asyncio.create_task(check_policy(engine, "poems"))
-        probe = await engine.probes.get()
-        later = [asyncio.create_task(check_policy(engine, f"poems-{number}")) for number in range(30)]
-        await asyncio.sleep(0)  # each waits for its turn
-        probe.set_result(None)
-        with pytest.raises(InvalidRequest):
-            await first
-        await engine.probes.get()
-        assert not any(one.done() for one in later), "the first probe may be older than the LoRA"
-        later.pop(0).cancel()  # it has the second one
-        (await engine.probes.get()).set_result(None)
-        ends = await asyncio.gather(*later, return_exceptions=True)
+    first = asyncio.create_task(check_policy(engine, "poems"))
+    probe = await engine.probes.get()
+    later = [asyncio.create_task(check_policy(engine, f"poems-{number}")) for number in range(30)]
+    await asyncio.sleep(0)  # each waits for its turn
+    probe.set_result(None)
+    with pytest.raises(InvalidRequest):
+        await first
+    await engine.probes.get()
+    assert not any(one.done() for one in later), "the first probe may be older than the LoRA"
+    later.pop(0).cancel()  # it has the second one
+    (await engine.probes.get()).set_result(None)
+    ends = await asyncio.gather(*later, return_exceptions=True)
     assert [type(end) for end in ends] == [InvalidRequest] * 29
     assert engine.probes.empty()
 
@@ -325,6 +324,29 @@ async def test_each_load_of_a_lora_has_a_version_that_its_turns_have(
         assert (gone.status, gone.json()["loaded_adapters"]) == (200, {})
         await rig.refused(f"/sessions/{session}/v1/chat/completions", {"messages": [user("new")]}, 503)
         assert (await rig.call("POST", "/unload_lora_adapter", {"lora_name": "a"})).status == 400
+
+
+@pytest.mark.parametrize("kind", ["sglang-generate", "vllm"])
+async def test_the_versions_of_a_lora_go_on_after_a_restart(renderer: Renderer, tmp_path: Path, kind: str) -> None:
+    """Turns of stored sessions have them. An engine with the LoRA in another folder has another one."""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    settings: dict[str, Any] = {"weights_dir": tmp_path, "data_dir": tmp_path, "weight_version": "7"}
+    first, second = {"lora_name": "a", "lora_path": "one"}, {"lora_name": "a", "lora_path": "two"}
+    async with rigged(kind, renderer, {}, **settings) as rig:
+        for body in (first, second):
+            assert (await rig.call("POST", "/load_lora_adapter", body)).status == 200
+    for listed, version, cached in (("two", "2", "7+2"), ("other", "7", "7")):
+        async with rigged(kind, renderer, {"a": str(tmp_path / listed)}, **settings) as rig:
+            record = await by(rig, await rig.open(policy="a"), user("one"))
+            assert (versions(record), record["cached_from"]) == ([version], cached)
+    async with rigged(kind, renderer, {}, **settings) as rig:
+        told = (await rig.call("POST", "/load_lora_adapter", first)).json()
+        assert (told["success"], told["weight_version"]) == (True, "3")
+        assert versions(await by(rig, await rig.open(policy="a"), user("one"))) == ["3"]
+        (tmp_path / "loras.json").write_text("[]")
+        error = await rig.refused("/load_lora_adapter", {**first, "lora_name": "b"}, 500)
+        assert "loras.json" in error["message"]
 
 
 @pytest.mark.parametrize("kind", ["sglang-generate", "vllm"])

@@ -107,9 +107,17 @@ def services_of(
         kind_rules=rules.kinds,
         rewrite_rules=rules.rewrites,
         canonical=rules.canonical,
-        weights=Weights(settings.weight_version),
+        weights=_weights_of(settings, engine),
         cache_salt=settings.cache_salt,
     )
+
+
+def _weights_of(settings: Settings, engine: Engine) -> Weights:
+    """The weights; loads of LoRAs are kept in the folder of sessions."""
+    weights, folder = Weights(settings.weight_version), settings.data_dir
+    if folder is not None:
+        weights.kept_loras = lambda: entry("stenograph.session.policies:LoraFile")(folder, engine)
+    return weights
 
 
 def manager_of(

@@ -91,6 +91,18 @@ class Freezable(Protocol):
         ...
 
 
+class KeptLoras(Protocol):
+    """The last load of each LoRA, over a restart: version names go on where turns of stored sessions have them."""
+
+    def last(self, lora: str) -> tuple[str, bool] | None:
+        """The version of its last load, and whether engines list the LoRA in that folder alone; None: never loaded."""
+        ...
+
+    def keep(self, lora: str, version: str, folder: str) -> None:
+        """Keep a load. Raises UnexpectedFailure."""
+        ...
+
+
 class Weights:
     """The name of the weights in use, and the gate before the engines.
 
@@ -117,6 +129,7 @@ class Weights:
         self.on_taken: Callable[[], None] | None = None
         """Called after each change."""
         self.loras: dict[str, Weights] = {}
+        self.kept_loras: Callable[[], KeptLoras] | None = None
         self._is_frozen = False
         self._waiting: set[asyncio.Future[None]] = set()
 
@@ -128,7 +141,7 @@ class Weights:
         if lora is None:
             return self
         if lora not in self.loras:
-            self.loras[lora] = entry("stenograph.session.policies:LoraWeights")(self)
+            self.loras[lora] = entry("stenograph.session.policies:LoraWeights")(self, lora)
         return self.loras[lora]
 
     @property

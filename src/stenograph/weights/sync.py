@@ -26,7 +26,7 @@ from stenograph.core.weights import (
     WeightCommand,
 )
 from stenograph.engine.base import Engine
-from stenograph.session.policies import LoraWeights
+from stenograph.session.policies import LoraWeights, last_loaded
 from stenograph.session.weights import Followers, SyncState, UpdateOutcome, Weights
 
 log = logging.getLogger(__name__)
@@ -129,12 +129,15 @@ class WeightSync:
         finally:
             problems = _problems(answers)
             is_taken = isinstance(command, LoadLora) and len(problems) < len(answers)
-            weights.load(command.version if isinstance(command, LoadLora) and is_taken else None)
             if isinstance(command, UnloadLora):
                 self._loras.pop(command.name, None)
             elif is_taken:
                 self._loras[command.name] = command
             self._no_change.set()
+            if isinstance(command, LoadLora) and is_taken:
+                weights.load(command.version, command.path)
+            else:
+                weights.load(None)
         what = f"load of version {command.version!r}" if isinstance(command, LoadLora) else "end"
         level, told = logging.WARNING if problems else logging.INFO, "".join(f"; {problem}" for problem in problems)
         log.log(level, "LoRA %r: %s%s", command.name, what, told)
@@ -144,8 +147,7 @@ class WeightSync:
 
     def next_lora_version(self, name: str) -> str:
         """The name of a version of a LoRA that has none: the next after its last one."""
-        weights = self.weights.loras.get(name)
-        return next_version(weights.loaded if isinstance(weights, LoraWeights) else None)
+        return next_version(last_loaded(self.weights, name))
 
     def loras(self) -> dict[str, str]:
         """Folders of the LoRAs that the engines list, by name."""
