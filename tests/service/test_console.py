@@ -66,6 +66,25 @@ async def test_a_line_s_tokens_are_its_sample_s(live: Live) -> None:
     assert (await live.call("GET", f"{CONSOLE}/{session}/tokens?start=1000")).body == b""
 
 
+async def test_an_annotation_stands_in_place_of_the_log_probabilities(live: Live) -> None:
+    session = await good(live)
+    await two_turns(live, session)
+    assert (await shape_of(live, session))["scores"] == []
+    told = (await live.call("POST", f"/sessions/{session}/scores", {"name": "teacher"})).json()
+    shape = await shape_of(live, session)
+    assert shape["scores"] == ["teacher"]
+    ids, recorded, flags = read_tokens((await live.call("GET", f"{CONSOLE}/{session}/tokens")).body)
+    page = read_tokens((await live.call("GET", f"{CONSOLE}/{session}/tokens?scores=teacher")).body)
+    assert (page[0], page[2]) == (ids, flags)
+    assert [math.isnan(one) for one in page[1]] == [math.isnan(one) for one in recorded]
+    scored = [one for one in page[1] if not math.isnan(one)]
+    assert scored == pytest.approx([one for turn in told["turns"] for one in turn["log_probs"]])
+    part = read_tokens((await live.call("GET", f"{CONSOLE}/{session}/tokens?scores=teacher&start=80&limit=10")).body)
+    assert str(part[1]) == str(page[1][80:90])
+    missing = await live.call("GET", f"{CONSOLE}/{session}/tokens?scores=other")
+    assert (missing.status, missing.json()["error"]["param"]) == (400, "/scores")
+
+
 async def test_a_shape_has_every_turn_in_columns(live: Live) -> None:
     session = await branches(live)
     shape, view = await shape_of(live, session), (await live.call("GET", f"/sessions/{session}")).json()

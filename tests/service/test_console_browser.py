@@ -97,6 +97,26 @@ DRAWN = """window.drawn = []; const draw = CanvasRenderingContext2D.prototype.fi
 """Keeps the texts that charts draw."""
 
 
+async def test_tokens_are_coloured_by_an_annotation(live: Live, browser: Any) -> None:
+    session = await good(live)
+    await two_turns(live, session)
+    assert (await live.call("POST", f"/sessions/{session}/scores", {"name": "teacher"})).status == 200
+    seen = await opened(browser, f"{live.url}/console#/session/{session}")
+    page, levels = seen.page, "[...document.querySelectorAll('.sampled .t')].map((one) => one.className.split(' ')[1])"
+    await page.wait_for_selector(".sampled .t")
+    recorded = await page.evaluate(levels)
+    await page.click(".sampled .t")
+    await page.wait_for_selector("[data-facts]:has-text('ln p -')")
+    await page.click("[data-colour='scores:teacher']")
+    await page.wait_for_selector("[data-facts]:has-text('ln p by teacher')")
+    await page.wait_for_selector(".scroller.by-logprob .sampled .t")
+    scored = await page.evaluate(levels)
+    assert (scored != recorded, len(scored)) == (True, len(recorded))
+    await page.click("[data-colour='logprob']")
+    await page.wait_for_selector("[data-facts]:has-text('ln p -')")
+    assert seen.errors == []
+
+
 async def test_every_view_has_its_parts(live: Live, browser: Any) -> None:
     for make in BAD.values():
         await make(live)
@@ -115,7 +135,8 @@ async def test_every_view_has_its_parts(live: Live, browser: Any) -> None:
     await page.locator(".figure b").nth(10).wait_for()
     await page.add_init_script(DRAWN)
     await page.reload()
-    await page.wait_for_function("drawn.length > 20")
+    while not await page.evaluate("drawn.length > 20"):  # `wait_for_function` evaluates a text, which the page forbids
+        await page.evaluate("() => new Promise(requestAnimationFrame)")
     axes = await page.evaluate("drawn")  # of one moment: a minute, in clock times
     assert len([one for one in axes if re.fullmatch(r"\d\d:\d\d:\d0", one)]) >= 8, axes
     assert not [one for one in axes if re.fullmatch(r"\d{4}", one)]

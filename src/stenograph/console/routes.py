@@ -184,6 +184,7 @@ class ConsoleRoutes:
             console_session,
             look.facts,
             look.tokens,
+            scores=tuple(session.annotations),
             created_at=session.created_at,
             busy=session.is_busy,
             num_requests=session.ledger.num_requests,
@@ -239,14 +240,19 @@ class ConsoleRoutes:
                 "The most tokens.",
                 {"type": "integer", "minimum": 1, "maximum": MAX_PAGE_TOKENS, "default": MAX_PAGE_TOKENS},
             ),
+            parameter("query", "scores", "An annotation, in place of the recorded log-probabilities.", TEXT),
         ),
         answers=one_answer("Ids, then log-probabilities, then flags (docs/console.md).", {BYTES_TYPE: {}}),
         errors=(InvalidRequest, *STORED),
     )
     async def tokens(self, request: Request) -> Response:
-        """`GET /console/api/sessions/{id}/tokens?leaf=&start=&limit=`: tokens of a line, nine bytes each."""
+        """`GET /console/api/sessions/{id}/tokens?leaf=&start=&limit=&scores=`: tokens of a line, nine bytes each."""
         session = await self._session(request)
-        check_query(request, "leaf", "start", "limit")
+        check_query(request, "leaf", "start", "limit", "scores")
+        name = request.query_params.get("scores")
+        if name is not None and name not in session.annotations:
+            raise InvalidRequest(f"The session has no scores {name[:80]!r}.", param="/scores")
+        scores = None if name is None else session.annotations[name]
         start = number_of(request, "start", 0, least=0)
         limit = number_of(request, "limit", MAX_PAGE_TOKENS, least=1)
         if limit > MAX_PAGE_TOKENS:
@@ -256,7 +262,7 @@ class ConsoleRoutes:
         content = b""
         if leaf is not None:  # of few turns on the loop: that is quicker than a hop, and waits for no thread
             line, stop = look.line(leaf), start + limit
-            work = partial(token_page, line, start, stop, look.tokens)
+            work = partial(token_page, line, start, stop, look.tokens, scores)
             content = await self.sessions.pool.run(work, num_bytes=_BYTES_PER_TURN * line.num_turns(start, stop))
         return Response(content, media_type=BYTES_TYPE, headers={"cache-control": "no-store"})
 

@@ -85,7 +85,8 @@ class LineImage(TypedDict):
 
 class ConsoleSession(TypedDict):
     """A session's shape. `main` is the last turn of its own line, null while it has none. `versions` are those of the
-    weights, as the flags of tokens count them from 1. `vocabulary` is null if another model's ids are in it."""
+    weights, as the flags of tokens count them from 1. `scores` are names of annotations to be had with tokens.
+    `vocabulary` is null if another model's ids are in it."""
 
     session_id: Hex32
     created_at: float
@@ -105,6 +106,7 @@ class ConsoleSession(TypedDict):
     turns: TurnColumns
     images: Sequence[LineImage]
     versions: Sequence[str]
+    scores: Sequence[str]
     vocabulary: VocabularyRef | None
 
 
@@ -209,6 +211,7 @@ def console_session(
     busy: bool,
     num_requests: int,
     vocabulary: VocabularyRef | None,
+    scores: Sequence[str] = (),
 ) -> ConsoleSession:
     """A session's shape."""
     nodes, by_node, main = facts.nodes, facts.by_node(), facts.latest
@@ -242,6 +245,7 @@ def console_session(
         "turns": _columns(nodes, {id_: strand.number for id_, strand in by_node.items()}, look),
         "images": [image for node in nodes if node.turn.media for image in _images(node)],
         "versions": list(look.versions),
+        "scores": scores,
         "vocabulary": vocabulary,
     }
 

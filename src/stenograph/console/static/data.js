@@ -84,8 +84,8 @@ export async function askWholeTurn(id, leaf, index) {
 
 // One line's tokens, in pages that are asked for when they come into view. A page is three arrays.
 export class TokenLine {
-  constructor(id, leaf) {
-    this.path = `${sessionPath(id)}/tokens?leaf=${leaf}`;
+  constructor(id, leaf, scores = null) {
+    this.path = `${sessionPath(id)}/tokens?leaf=${leaf}${scores === null ? "" : `&scores=${encodeURIComponent(scores)}`}`;
     this.pages = new Map();
     this.waits = new Map();
     this.whole = null;

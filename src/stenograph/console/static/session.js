@@ -2,7 +2,7 @@
 
 import { askDrift, askSession, askVocabulary, askWhy, isFile } from "./data.js";
 import { number, rewardText, visible } from "./text.js";
-import { COLOURS, LEGENDS, TokenPane, lineOf, versionClass } from "./tokens.js";
+import { coloursOf, scoresOf, LEGENDS, TokenPane, lineOf, versionClass } from "./tokens.js";
 import { ConversationPane, TurnStore } from "./turns.js";
 import { TurnGraph } from "./graph.js";
 import { DriftTab, FactsTab, LedgerTab, RewritesTab, StagesTab, TABS, WhyTab, isForbidden } from "./drawer.js";
@@ -44,7 +44,7 @@ function SessionPage({ id, shape, query, onAgain }) {
   const node = numberOf(query, "turn");
   const token = numberOf(query, "token");
   const tab = TABS.includes(query.get("tab")) ? query.get("tab") : "why";
-  const colour = COLOURS.includes(query.get("colour")) ? query.get("colour") : "logprob";
+  const colour = coloursOf(shape).includes(query.get("colour")) ? query.get("colour") : "logprob";
   const go = (more) => {
     const now = Object.fromEntries(new URLSearchParams(location.hash.split("?")[1] ?? "")); // it may be newer than `query`
     location.replace(sessionPlace(id, { ...now, ...more }));
@@ -120,7 +120,7 @@ function Panes({ id, shape, leaf, line, store, drift, node, token, colour, onPic
     }, (error) => gone || setTrouble(error.message));
     return () => { gone = true; };
   }, [store]);
-  useEffect(() => panes.current.tokens.colourBy(colour), [colour]);
+  useEffect(() => panes.current.tokens.colourBy(colour), [colour, opened]);
   useEffect(() => {
     const found = drift.value?.lines.find((one) => one.leaf === leaf)?.mismatches ?? [];
     if (opened === store) panes.current.tokens.setDrifts(found.map((one) => ({ start: one.start, end: one.end, forbidden: isForbidden(one.type) })));
@@ -133,14 +133,14 @@ function Panes({ id, shape, leaf, line, store, drift, node, token, colour, onPic
     panes.current.tokens.setCurrent(token ?? turn.start, { bring: true }).catch((error) => setTrouble(error.message));
   }, [opened, node, token, leaf]);
   const versions = shape.versions.slice(0, 8).map((name, index) => [versionClass(index + 1), visible(name)]);
-  const legend = colour === "version" ? [["v0", "none"], ...versions] : LEGENDS[colour];
+  const legend = colour === "version" ? [["v0", "none"], ...versions] : (LEGENDS[colour] ?? LEGENDS.logprob);
   return html`
     <section class="talk-pane" aria-label="conversation"><h2>Conversation</h2><div class="scroller" ref=${talkPlace} tabindex="0" aria-label="conversation"></div></section>
     <section class="token-pane" aria-label="tokens">
-      <h2>Tokens <span class="choice" role="radiogroup" aria-label="colour by">${COLOURS.map((name) => html`<button role="radio" data-colour=${name} aria-checked=${name === colour} onClick=${() => onColour(name)}>${name}</button>`)}</span>
+      <h2>Tokens <span class="choice" role="radiogroup" aria-label="colour by">${coloursOf(shape).map((name) => html`<button role="radio" data-colour=${name} aria-checked=${name === colour} onClick=${() => onColour(name)}>${scoresOf(name) ?? name}</button>`)}</span>
         <span class="legend">${legend.map(([name, text]) => html`<span><i class="t ${name}"> </i>${text}</span>`)}</span></h2>
       ${trouble !== null && html`<p class="note error" role="alert">${trouble}</p>`}
-      <div class="scroller by-${colour}" ref=${tokenPlace} tabindex="0" aria-label="tokens; arrow keys move"></div>
+      <div class="scroller" ref=${tokenPlace} tabindex="0" aria-label="tokens; arrow keys move"></div>
       <output class="facts-line" data-facts>${current === null ? html`<span class="dim">${number(line.length === 0 ? 0 : line[line.length - 1].end)} tokens. A token's facts stand here once it is current: click, or the arrow keys.</span>` : current.facts}</output>
     </section>`;
 }

@@ -8,6 +8,10 @@ const BLOCK_TOKENS = 128;
 const LEVELS = [0.05, 0.2, 0.7, 1.6, 3, 5, 8];
 export const SOURCES = ["prompt", "bridge", "sampled", "forced"];
 export const COLOURS = ["logprob", "mask", "source", "version"];
+const SCORES = "scores:";
+export const coloursOf = (shape) => [...COLOURS, ...(shape.scores ?? []).map((name) => SCORES + name)];
+// The annotation that stands in place of the log-probabilities, if a colour names one.
+export const scoresOf = (colour) => (colour.startsWith(SCORES) ? colour.slice(SCORES.length) : null);
 export const LEGENDS = {
   logprob: ["p > 95 %", "82 %", "50 %", "20 %", "5 %", "0.7 %", "0.03 %", "less"].map((text, index) => [`l${index}`, text]),
   mask: [["m1", "trained"], ["m0", "not trained"]],
@@ -84,12 +88,20 @@ export class TokenPane {
   }
 
   colourBy(colour) {
-    for (const one of COLOURS) this.scroller.classList.toggle(`by-${one}`, one === colour);
+    const scores = scoresOf(colour);
+    for (const one of COLOURS) this.scroller.classList.toggle(`by-${one}`, one === (scores === null ? colour : "logprob"));
+    if (scores === this.scores || this.tokens === undefined) return;
+    this.scores = scores;
+    this.tokens = new TokenLine(this.id, this.leaf, scores);
+    this.redraw();
+    if (this.current >= 0) this.setCurrent(this.current);
   }
 
   open(id, leaf, line, vocabulary, versions, images) {
     this.id = id;
     this.images = images.filter((one) => line.some((turn) => turn.node === one.node));
+    this.leaf = leaf;
+    this.scores = null;
     this.tokens = new TokenLine(id, leaf);
     this.vocabulary = vocabulary;
     this.versions = versions;
@@ -106,6 +118,10 @@ export class TokenPane {
 
   setDrifts(drifts) {
     this.drifts = drifts;
+    this.redraw();
+  }
+
+  redraw() {
     for (const row of this.rows.rows.values()) this.rows.drop(row);
     this.rows.rows.clear();
     this.rows.update();
@@ -137,16 +153,17 @@ export class TokenPane {
     const place = document.createElement("div");
     place.className = "tokens";
     element.append(place);
-    const missing = [block.start, block.end - 1].filter((at) => this.tokens.here(at) === undefined);
+    const tokens = this.tokens;
+    const missing = [block.start, block.end - 1].filter((at) => tokens.here(at) === undefined);
     if (missing.length === 0) {
       this.fill(place, block);
       return element;
     }
     place.style.height = `${this.rows.heights[index] - (block.heads ? 24 : 0)}px`;
     place.classList.add("loading");
-    Promise.all(missing.map((at) => this.tokens.load(at))).then(
+    Promise.all(missing.map((at) => tokens.load(at))).then(
       () => {
-        if (this.closed) return;
+        if (this.closed || tokens !== this.tokens) return;
         place.style.height = "";
         place.classList.remove("loading");
         this.fill(place, block);
@@ -211,7 +228,7 @@ export class TokenPane {
       `id ${id}`,
       this.vocabulary === null ? "text unknown" : JSON.stringify(visible(new TextDecoder().decode(bytes))),
       `bytes ${hex(bytes)}`,
-      Number.isNaN(logprob) ? "not sampled" : `ln p ${logprob.toFixed(4)} (${percent(Math.exp(logprob))})`,
+      Number.isNaN(logprob) ? (this.scores === null ? "not sampled" : "not scored") : `ln p ${this.scores === null ? "" : `by ${this.scores} `}${logprob.toFixed(4)} (${percent(Math.exp(logprob))})`,
       SOURCES[(flags >> 1) & 3],
       flags & 1 ? "trained" : "not trained",
       version === 0 ? "no version" : `version ${version === 31 ? "31st or later" : visible(this.versions[version - 1])}`,
@@ -234,8 +251,9 @@ export class TokenPane {
     const wanted = Math.max(0, Math.min(at, this.blocks[this.blocks.length - 1].end - 1));
     this.current = wanted;
     if (bring) this.rows.show(this.blockAt(wanted), 40);
-    await this.tokens.load(wanted);
-    if (this.closed || this.current !== wanted) return;
+    const tokens = this.tokens;
+    await tokens.load(wanted);
+    if (this.closed || tokens !== this.tokens || this.current !== wanted) return;
     this.scroller.querySelector(".t.current")?.classList.remove("current");
     let token = this.scroller.querySelector(`[data-at="${wanted}"]`);
     if (token === null) {
