@@ -201,7 +201,7 @@ class Policy:
             nats, trained = self.log_probs(beginning, batch)
             recorded = placed([row.nats for row in batch], trained)
             before = nats.detach() if own is None else placed([own[index] for index in chosen], trained)
-            spread = [np.broadcast_to(advantages[index], len(rows[index].tokens)) for index in chosen]
+            spread = [np.zeros(len(rows[index].tokens)) + advantages[index] for index in chosen]
             advantage = placed(spread, trained)
             (-self.objective.gain(nats, before, recorded, advantage).sum() / total).backward()
             distances.append(_Distances.of(nats.detach(), recorded, batch, trained))

@@ -139,6 +139,13 @@ def objective(options: argparse.Namespace) -> Objective:
     )
 
 
+def check_teacher(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Its scores are raw, of the sampled tokens, for our own step."""
+    others = {"trainer": "grpo", "drift": "none", "temperature": 1.0, "stale": 0}
+    if options.teacher is not None and (wrong := [name for name in others if getattr(options, name) != others[name]]):
+        parser.error(f"--teacher scores what the newest weights sampled, for our own step: without --{wrong[0]}")
+
+
 def parsed() -> argparse.Namespace:
     """The options. Ends the program if they do not fit together."""
     parser = argparse.ArgumentParser(
@@ -219,10 +226,7 @@ def parsed() -> argparse.Namespace:
         parser.error("--max-grad-norm is above 0")
     if options.trainer == "trl" and (others := [name for name in OURS if getattr(options, name) != PLAIN[name]]):
         parser.error(f"--trainer trl has an update of its own: --{others[0].replace('_', '-')} is of --trainer grpo")
-    if options.teacher is not None and (options.trainer == "trl" or options.drift != "none"):
-        parser.error("--teacher scores the sampled tokens, for our own step: without --trainer trl, without --drift")
-    if options.teacher is not None and (options.temperature != 1 or options.stale):
-        parser.error("--teacher has raw scores of the newest tokens: without --temperature, without --stale")
+    check_teacher(parser, options)
     if options.trainer == "trl" and options.drift in NATS_ALONE:
         parser.error(
             f"--trainer trl cannot show {options.drift}: without vLLM it does not read recorded log-probabilities"
