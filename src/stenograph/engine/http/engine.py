@@ -485,8 +485,7 @@ class HttpEngine(Engine):
             level = logging.DEBUG if self._health.state is EngineState.STARTING else logging.WARNING
             log.log(level, "the engine at %s is down: %s", self._address, detail)
             self._said.add(detail)
-        if state is not EngineState.READY:
-            self._is_discovered = False  # what comes up again may be another version
+        self._is_discovered &= state is EngineState.READY  # what comes up again may be another version
         self._health = EngineHealth(state=state, detail=detail)
 
     def _own(self, work: Coroutine[None, None, T], *, name: str) -> "asyncio.Task[T]":
