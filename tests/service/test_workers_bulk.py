@@ -14,7 +14,10 @@ import pyarrow.ipc
 import pytest
 
 from standins.scripted_engine import ScriptedEngine
+from stenograph.client.samples import decoded
+from stenograph.client.tree import framed_tree
 from stenograph.text.renderer import Renderer
+from tests.pure.trainers.test_trees import facts
 
 from .conftest import Live, user
 from .test_bulk import bulk, frames, listed, own, rollout
@@ -275,3 +278,14 @@ async def test_any_worker_claims_the_sessions_of_all_and_each_once(workers: Work
     late = await workers.open_at(1, group="g")
     assert (await workers.lives[0].call("POST", "/abandon", {"group": "g"})).json() == {"abandoned": [late]}
     assert (await workers.lives[0].chat(late, user("a"))).status == 410
+
+
+async def test_sessions_of_several_workers_are_one_tree_through_any_of_them(workers: Workers) -> None:
+    ids = await rollouts(workers, group="g")
+    flat = [(await own(workers.lives[0], one)) for one in ids]
+    wanted = [{**facts(sample), "response": ""} for payload in flat for sample in decoded(payload)]
+    for live in workers.lives:
+        answer = await live.call("POST", "/samples", {"sessions": ids, "format": "tree"})
+        tree = framed_tree(answer.body)
+        assert [facts(sample) for sample in tree.samples()] == wanted
+        assert len(tree.tokens) * len(ids) == tree.num_flat, "five rollouts alike are one line"
