@@ -57,9 +57,11 @@ async def main() -> None:
     async with Client(options.url) as client:
         for step in range(options.steps):
             batch = await client.rollouts(
-                agent, tasks, group_size=8, timeout_s=60.0, session={"sampling": sampling}, progress=silent
+                agent, tasks, group_size=8, timeout_s=600.0, session={"sampling": sampling}, progress=silent
             )
             pairs = [(one, a) for r, a in rows.advantages(batch.groups) for one in r.samples or () if one.num_trained]
+            if not pairs:
+                raise SystemExit(f"step {step}: no rollout has a sampled token: {batch!r}")
             made = dicts.padded([one for one, _ in pairs], [a for _, a in pairs], pad_id=0)
             distance = update(policy, optimizer, {name: torch.from_numpy(row) for name, row in made.items()})
             reward = sum(rows.number_of(r.reward) or 0.0 for r in batch.rollouts) / len(batch.rollouts)
