@@ -105,6 +105,7 @@ async def serving(
     server_listener: socket | None = None,
     patience_s: float = 30.0,
     starts: bool = False,
+    moe_shape: tuple[int, int] = (2, 2),
     **settings: Any,
 ) -> AsyncIterator[tuple[str, SessionManager, Server]]:
     """One worker, whose engine has been started, or is started here: its URL, its manager, and its server.
@@ -136,7 +137,7 @@ async def serving(
             pool=pool,
             model="tiny",
             clock=SystemClock(),
-            moe_shape=(2, 2),
+            moe_shape=moe_shape,
             store=store,
             processes=worker,
             parts=PARTS,
