@@ -108,15 +108,16 @@ class RolloutSession:
         return cls(calls, id=session_id, base_url=f"{root}/v1", root_url=root, api_key=str(token), uncut=uncut)
 
     async def fork(
-        self, *, turn: int, token: int | None = None, n: int = 1, group: str | None = None
+        self, *, turn: int, token: int | None = None, n: int = 1, group: str | None = None, replay: bool = False
     ) -> "list[RolloutSession]":
         """Open `n` sessions that begin with this one's exact tokens: down to the end of a turn, by its node's id, or to
         the first `token` sampled tokens of it. In the last case the turn's request, sent again, continues its reply.
+        With `replay` an agent may begin anew: requests for the turns before get their recorded replies.
 
         A client deletes the forks of its session with it, at the end of its `async with`. Raises ServerRefused for a
         place that is not there.
         """
-        work = self._forked({"turn": turn, "token": token, "n": n, "group": group})
+        work = self._forked({"turn": turn, "token": token, "n": n, "group": group, "replay": replay})
         forks = await (work if self._uncut is None else self._uncut(work, undo=_delete_each))
         self._forks += forks
         return forks

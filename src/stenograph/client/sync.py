@@ -73,10 +73,10 @@ class SyncRolloutSession:
         return f"<SyncRolloutSession {self.root_url}>"
 
     def fork(
-        self, *, turn: int, token: int | None = None, n: int = 1, group: str | None = None
+        self, *, turn: int, token: int | None = None, n: int = 1, group: str | None = None, replay: bool = False
     ) -> "list[SyncRolloutSession]":
         """As `RolloutSession.fork`."""
-        forks = self._thread.run(self._session.fork(turn=turn, token=token, n=n, group=group))
+        forks = self._thread.run(self._session.fork(turn=turn, token=token, n=n, group=group, replay=replay))
         return [SyncRolloutSession(one, self._thread) for one in forks]
 
     def outcome(

@@ -81,9 +81,9 @@ class Beginning:
     payloads: Sequence[bytes]
 
     @staticmethod
-    def of(place: ForkPlace, session_id: str, options: SessionOptions, *, writes: bool) -> "Beginning":
-        """The beginning of forks of a session with these options. Pure: a worker may make it. `writes`: there is a
-        store."""
+    def of(place: ForkPlace, session_id: str, options: SessionOptions, *, replays: bool, writes: bool) -> "Beginning":
+        """The beginning of forks of a session with these options. Pure: a worker may make it. `replays`: requests for
+        its turns get their replies. `writes`: there is a store."""
         turn, token = place.node.turn, place.token
         line = place.line
         fork = ForkPoint(
@@ -92,6 +92,7 @@ class Beginning:
             token=token,
             num_turns=len(line),
             cut=None if token is None else first_tokens(turn, token),
+            replays=replays,
         )
         turns = [structs.replace(one.turn, num_inherited=len(one.turn.sampled.ids)) for one in line]
         placed = _placed(turns, place.opened) if writes else ()

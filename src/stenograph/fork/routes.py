@@ -76,7 +76,7 @@ class ForkRoute:
         place, key = ForkPlace.of(session, wire.turn, wire.token), header_value(request.scope, b"idempotency-key")
         opened: list[OpenedSession] = []
         items = await self._media(session, place)
-        made = await self._beginning(session, place, wire.group)
+        made = await self._beginning(session, place, wire)
         for number in range(wire.n or 1):
             session_id = await self.keyed.open(
                 made.options,
@@ -106,12 +106,14 @@ class ForkRoute:
                 items.append(item)
         return items
 
-    async def _beginning(self, session: Session, place: ForkPlace, group: str | None) -> Beginning:
+    async def _beginning(self, session: Session, place: ForkPlace, wire: ForkBody) -> Beginning:
         options, storage = session.options, self.sessions.manager.sessions.storage
-        if group is not None:
-            options = dataclasses.replace(options, stated=structs.replace(options.stated, group=group))
+        if wire.group is not None:
+            options = dataclasses.replace(options, stated=structs.replace(options.stated, group=wire.group))
         num_bytes = 0 if storage is None else _BYTES_PER_TURN * place.node.depth + _BYTES_PER_TOKEN * place.num_tokens
-        work = partial(Beginning.of, place, session.id, options, writes=storage is not None)
+        work = partial(
+            Beginning.of, place, session.id, options, replays=wire.replay is True, writes=storage is not None
+        )
         return await self.sessions.pool.run(work, num_bytes=num_bytes)
 
     async def _begin(self, made: Beginning, parent: str, items: Sequence[MediaItem], session: Session) -> None:

@@ -12,11 +12,11 @@ from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ChatRequest, TurnRequest
 from stenograph.core.errors import HistoryMismatch, SessionDamaged, SessionNotFound
 from stenograph.core.types import SessionId
-from stenograph.replay.script import Recorded, RecordedSession
 from stenograph.replay.watch import PacedWatch
 from stenograph.session.admission import Admission, Caller
 from stenograph.session.kept import StoredReply
 from stenograph.session.manager import NOBODY, SessionManager
+from stenograph.session.recorded import Recorded, RecordedSession
 from stenograph.session.session import Session
 from stenograph.session.storage import SessionStorage, restored_session
 from stenograph.session.watch import Watch
@@ -71,7 +71,7 @@ class ReplayStorage(SessionStorage):
             return session, None
         restored = restored_turns(stored, self._matchers.get)
         session.strands.recall(restored.nodes.values())
-        script = RecordedSession(restored, self._ignored, refusal=session.refusal)
+        script = RecordedSession(restored.commits, session.options.matcher, self._ignored, refusal=session.refusal)
         session.refusal = None
         return session, script
 

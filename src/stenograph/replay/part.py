@@ -18,8 +18,8 @@ from stenograph.model.files import load_model_files
 from stenograph.model.tokenizer import Tokenizer
 from stenograph.parts import ReplayPace, ReplaySettings, settings_of
 from stenograph.replay.manager import ReplayManager, ReplayStorage
-from stenograph.replay.script import VOLATILE
 from stenograph.session.admission import Capacity, Limits
+from stenograph.session.recorded import VOLATILE
 from stenograph.store.folder import FILES
 
 REFUSAL = (

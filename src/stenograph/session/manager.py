@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from operator import attrgetter
+from typing import cast
 
 from msgspec.structs import replace
 
@@ -50,7 +51,8 @@ COMPLETIONS = "stenograph.session.completion:completions"
 SIDE_BY_SIDE = "stenograph.session.completion:SideBySide"
 CONTINUED = "stenograph.session.continued:turn_of"
 KEEP_MEDIA = "stenograph.session.kept_media:keep_media"
-"""Loaded by the first completion, the first turn of a fork, and the first with media."""
+INHERITED = "stenograph.session.inherited:answered"
+"""Loaded by the first completion, the first turn of a fork, the first with media, and a fork's first request."""
 
 HANG_UP_PASSES = 8
 """Event-loop iterations until the turn learns of a closed connection: two are enough in the tests."""
@@ -158,6 +160,13 @@ class SessionManager:
         leases = self._leases(session, request, caller)
         try:
             sent = self.as_sent(request, session, leases.agent_id)
+            if session is not None and session.options.fork is not None and session.options.fork.replays:
+                capabilities = self._services.engine.capabilities
+                sent, given = entry(INHERITED)(session, sent, capabilities, is_side=leases.label.kind is not None)
+                if given is not None:
+                    session.last_chat = self._clock.monotonic()
+                    self.sessions.chatted(session)
+                    return cast("Watch", given)
             run = self._request_run(admission, leases, caller, sent, request_json)
             spent = leases.spent
             if spent is None and session is not None and session.is_limited:

@@ -13,7 +13,7 @@ class ForkPoint(Struct, frozen=True, kw_only=True, gc=False):
     tokens of this turn.
 
     The fork begins with `num_turns` turns of the other. `cut` is the turn cut at the token, to be continued; None where
-    the last turn is whole.
+    the last turn is whole. `replays`: requests for its first turns get their recorded replies.
     """
 
     session_id: SessionId
@@ -21,6 +21,7 @@ class ForkPoint(Struct, frozen=True, kw_only=True, gc=False):
     token: int | None = None
     num_turns: int = 0
     cut: CommittedTurn | None = None
+    replays: bool = False
 
     def shown(self) -> Mapping[str, object]:
         """As metadata."""

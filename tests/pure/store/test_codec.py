@@ -290,7 +290,15 @@ options = st.builds(
         policy=maybe(texts.filter(bool)),
     ),
     fork=maybe(
-        st.builds(ForkPoint, session_id=texts, turn=counts, token=maybe(counts), num_turns=counts, cut=maybe(turns))
+        st.builds(
+            ForkPoint,
+            session_id=texts,
+            turn=counts,
+            token=maybe(counts),
+            num_turns=counts,
+            cut=maybe(turns),
+            replays=st.booleans(),
+        )
     ),
     tenant=maybe(texts),
     max_nodes=maybe(counts),
@@ -577,9 +585,20 @@ def test_no_field_of_a_stored_value_is_forgotten_by_the_codec() -> None:
         ParsedReply: 3, AppliedRewrite: 5, SamplingRules: 2,
         DropRule: 3, PinRule: 4, Canonical: 2, StrandOpened: 4, Remaining: 2, Label: 3, StageTimes: 13,
         SessionOutcome: 5, ToolChoice: 2, ParseFault: 4, EngineTimes: 4, Finish: 2, WeightSpan: 3, TopLogprob: 2,
-        ModelMark: 2, Grammar: 2, Day: 1, StatedOptions: 6, ForkPoint: 5, CacheSalt: 2,
+        ModelMark: 2, Grammar: 2, Day: 1, StatedOptions: 6, ForkPoint: 6, CacheSalt: 2,
     }  # fmt: skip
     assert {kind: len(fields_of(kind)) for kind in known} == known
+
+
+def test_a_fork_of_an_older_server_has_no_recorded_replies_to_give() -> None:
+    fork = ForkPoint(session_id=SessionId("a"), turn=3, token=None, num_turns=4, replays=True)
+    opened = SessionOpened(session_id=SessionId("b"), created_at=0.0, options=SessionOptions(fork=fork))
+    written = msgspec.msgpack.decode(encode_opened(opened))
+    (index,) = [index for index, one in enumerate(written) if one == ["a", 3, None, 4, None, True]]
+    written[index].pop()
+    assert decode_opened(memoryview(msgspec.msgpack.encode(written))).options.fork == structs.replace(
+        fork, replays=False
+    )
 
 
 @slow

@@ -63,6 +63,15 @@ class _WrittenCommit(msgspec.Struct, array_like=True, frozen=True, gc=False):
     ledger: list[_WrittenLedgerRow]
 
 
+class _WrittenFork(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    session_id: str
+    turn: int
+    token: int | None
+    num_turns: int
+    cut: WrittenTurn | None
+    replays: bool = False  # older rows end before it
+
+
 class _WrittenOpening(msgspec.Struct, array_like=True, frozen=True, gc=False):
     session_id: str
     created_at: float
@@ -83,7 +92,7 @@ class _WrittenOpening(msgspec.Struct, array_like=True, frozen=True, gc=False):
     compat: str | None = None
     stated: dict[str, Any] | None = None  # by name; older rows have two of them as limits
     cache_salt: tuple[str, _Text] | None = None
-    fork: tuple[str, int, int | None, int, WrittenTurn | None] | None = None
+    fork: _WrittenFork | None = None
     tenant: str | None = None
 
 
@@ -198,7 +207,7 @@ def _options_read(written: _WrittenOpening) -> SessionOptions:
         support=written.support,
         compat=None if written.compat is None else Compat(written.compat),
         cache_salt=_cache_salt_read(written.cache_salt),
-        fork=None if written.fork is None else entry(f"{FORKS}:fork_read")(*written.fork),
+        fork=None if written.fork is None else entry(f"{FORKS}:fork_read")(*structs.astuple(written.fork)),
         tenant=written.tenant,
     )
 

@@ -6,16 +6,18 @@ from stenograph.trajectory.commits import PlacedTurn
 from stenograph.trajectory.forks import ForkPoint
 from stenograph.trajectory.turn import Node
 
-WrittenFork = tuple[str, int, int | None, int, WrittenTurn | None]
+WrittenFork = tuple[str, int, int | None, int, WrittenTurn | None, bool]
 
 
 def fork_written(fork: ForkPoint) -> WrittenFork:
     """The place, as a list of MessagePack."""
     cut = None if fork.cut is None else turn_written(PlacedTurn(turn=fork.cut))
-    return fork.session_id, fork.turn, fork.token, fork.num_turns, cut
+    return fork.session_id, fork.turn, fork.token, fork.num_turns, cut, fork.replays
 
 
-def fork_read(session_id: str, turn: int, token: int | None, num_turns: int, cut: WrittenTurn | None) -> ForkPoint:
+def fork_read(
+    session_id: str, turn: int, token: int | None, num_turns: int, cut: WrittenTurn | None, replays: bool
+) -> ForkPoint:
     """The place. Raises ValueError."""
     return ForkPoint(
         session_id=SessionId(session_id),
@@ -23,6 +25,7 @@ def fork_read(session_id: str, turn: int, token: int | None, num_turns: int, cut
         token=token,
         num_turns=num_turns,
         cut=None if cut is None else turn_read(cut, _no_node).turn,
+        replays=replays,
     )
 
 

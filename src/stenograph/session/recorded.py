@@ -1,5 +1,5 @@
 """A recorded session as a script: the replies in their order, the requests they answered, and where a request parts
-from all of them. Pure.
+from all of them. Pure. Loaded where sessions are lived again, and by the first fork with recorded replies.
 """
 
 import re
@@ -17,7 +17,6 @@ from stenograph.core.messages import Message
 from stenograph.session.kept import StoredReply
 from stenograph.session.retries import RequestIdentity, is_like, is_repeated
 from stenograph.session.watch import Delivery
-from stenograph.store.restored import RestoredTurns
 from stenograph.trajectory.commits import RequestMark, SessionCommit
 from stenograph.trajectory.history import is_same
 from stenograph.trajectory.matching import load_matcher
@@ -36,6 +35,7 @@ VOLATILE = (
     r"Chunk ID: [0-9a-f]+",  # Codex, of each command
     r"Wall time: [0-9.]+ seconds",
     r"Process Group PGID: [0-9]+",  # Gemini CLI
+    r"stenograph-run-\w+",  # the folder of an agent's settings by `stenograph run`; Codex names it
 )
 """Parts of messages made anew each time by an agent: any two are alike. Each begins with a text, by which a megabyte is
 searched in a millisecond."""
@@ -48,7 +48,7 @@ class Recorded(Struct, eq=False):
     """One recorded reply, how often it was given, and the request it was given to last."""
 
     commit: SessionCommit
-    placed: Sequence[tuple[Strand, Node]]
+    placed: Sequence[tuple[Strand | None, Node]]
     num_given: int = 0
     given_to: RequestMark | None = None
 
@@ -67,19 +67,36 @@ class Recorded(Struct, eq=False):
         """The messages of its request."""
         return self.node.num_messages - 1
 
+    def stored(self) -> StoredReply:
+        """It, for one more request."""
+        first, strand = self.node.turn, self.placed[0][0]
+        return StoredReply(
+            request_id=first.request_id,
+            identity=self.commit.request or UNMARKED,
+            reply_id=self.commit.reply_id or first.reply_id,
+            nodes=tuple(node for _, node in self.placed),
+            strand=None if strand is None else strand.number,
+            delivery=Delivery(_ignore),
+        )
+
 
 class RecordedSession:
     """The replies of one session, in the order of their commits, and how far it has been lived."""
 
     def __init__(
-        self, restored: RestoredTurns, ignored: Sequence[re.Pattern[str]], *, refusal: StenographError | None = None
+        self,
+        commits: Sequence[tuple[SessionCommit, Sequence[tuple[Strand | None, Node]]]],
+        matcher: str,
+        ignored: Sequence[re.Pattern[str]],
+        *,
+        refusal: StenographError | None = None,
     ) -> None:
-        """Parts of messages that are `ignored` are alike. `refusal` is the reason why the session takes no other turns
-        than its own."""
+        """`commits` come with their nodes; parents before children. Parts of messages that are `ignored` are alike.
+        `refusal` is the reason why the session takes no other turns than its own."""
         self._without_ignored = lru_cache(NUM_TEXTS)(partial(_without, ignored))
-        self._matcher = load_matcher(restored.opened.options.matcher)
+        self._matcher = load_matcher(matcher)
         self.refusal = refusal
-        self._replies = [Recorded(commit, placed) for commit, placed in restored.commits]
+        self._replies = [Recorded(commit, placed) for commit, placed in commits]
         self._lived: dict[int, Node] = {}
         self._num_lived = 0
         self.has_parted = False
@@ -100,7 +117,7 @@ class RecordedSession:
         if identity is not None:
             same = [one for one in self._replies if one.commit.request and is_like(one.commit.request, identity)]
         if isinstance(request, ChatRequest) and all(one.num_given for one in same):
-            num, context, alike = len(request.messages), _context_of(request), self._num_alike(request.messages)
+            num, context, alike = len(request.messages), context_of(request), self.num_alike(request.messages)
             same += [
                 one
                 for one in self._replies
@@ -124,21 +141,13 @@ class RecordedSession:
             self._num_lived += 1
         reply.num_given += 1
         reply.given_to = None if identity is None else identity.mark()
-        first, commit = reply.node.turn, reply.commit
-        return StoredReply(
-            request_id=first.request_id,
-            identity=commit.request or UNMARKED,
-            reply_id=commit.reply_id or first.reply_id,
-            nodes=tuple(node for _, node in reply.placed),
-            strand=reply.placed[0][0].number,
-            delivery=Delivery(_ignore),
-        )
+        return reply.stored()
 
     def difference(self, request: TurnRequest) -> str:
         """Where a request parts from the record: the turn, the place, both spellings."""
         if not isinstance(request, ChatRequest):
             return "no completion of this prompt is recorded in this session"
-        given, alike = request.messages, self._num_alike(request.messages)
+        given, alike = request.messages, self.num_alike(request.messages)
         chats = [one for one in self._replies if one.is_chat]
         if not chats:
             return "no chat is recorded in this session"
@@ -149,9 +158,9 @@ class RecordedSession:
         stored, at = line_messages(best.node)[:-1], min(alike[best.node.id], best.num_asked)
         if at < len(stored) or at < len(given):
             return f"turn {best.node.id}, {_other_message(stored, given, request.place_of(at), at)}"
-        return f"turn {best.node.id}, {_other_context(best.node.turn.context, _context_of(request))}"
+        return f"turn {best.node.id}, {_other_context(best.node.turn.context, context_of(request))}"
 
-    def _num_alike(self, given: Sequence[Message]) -> dict[int, int]:
+    def num_alike(self, given: Sequence[Message]) -> dict[int, int]:
         """By turn, how many messages a request and its line have alike from the first on."""
         found: dict[int, int] = {}
         for _, node in (placed for one in self._replies for placed in one.placed):
@@ -183,7 +192,7 @@ def _without(patterns: Sequence[re.Pattern[str]], text: str) -> str:
     return text
 
 
-def _context_of(request: ChatRequest) -> PromptContext:
+def context_of(request: ChatRequest) -> PromptContext:
     return PromptContext(tools=request.tools, template_kwargs=request.template_kwargs)
 
 
