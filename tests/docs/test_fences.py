@@ -38,7 +38,6 @@ RUN_BY = {
     ("README.md", "import httpx"): CLIENT,
     ("README.md", "from stenograph.client import SyncClient"): CLIENT,
     ("agents.md", "stenograph run --url http://127.0.0.1:8080 -- claude"): AGENTS + "test_claude_code.py",
-    ("agents.md", "CLAUDE_CODE_MAX_OUTPUT_TOKENS"): AGENTS + "test_claude_code.py",
     ("agents.md", "stenograph run --url http://127.0.0.1:8080 -- codex"): AGENTS + "test_codex.py",
     ("agents.md", "model_provider = "): AGENTS + "test_codex.py",
     ("agents.md", "stenograph run -- python my_agent.py          # with openai"): "tests/process/test_run.py",

@@ -51,6 +51,17 @@ command for each agent, and the variables that are set.
 The exit code is the command's, or 128 + N where signal N ended it.
 """
 
+FORK_EXAMPLES = """\
+examples:
+  stenograph fork 5f0c... --turn 3 --url http://127.0.0.1:8080 -- claude -p "Fix the tests"
+      Claude Code once more, in a folder as it was: turns 0 to 3 are those of the record, the next one is sampled
+  stenograph fork 5f0c... --turn 3 --token 17 -n 4 --data-dir DIR -- codex exec "Fix the tests"
+      four times, one after another: each continues the reply of turn 3 after its first 17 tokens
+
+A request unlike the recorded ones is refused, with its turn and both spellings. With several forks FILE gets the number
+of each. All else is as with `run`.
+"""
+
 ROLLOUT_EXAMPLES = """\
 examples:
   stenograph rollout reasoning-gym:leg_counting --out legs --group-size 8 --num-tasks 100
@@ -148,7 +159,18 @@ class Command:
             entry("stenograph.cli.settings_table:add_flags")(parser, self.settings, self.own_help)
 
 
-def _run_arguments(parser: argparse.ArgumentParser) -> None:
+def _fork_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("session_id", metavar="ID", help="the session to fork; `stenograph inspect DIR` lists them")
+    parser.add_argument("--turn", type=int, required=True, metavar="N", help="the last turn that the fork begins with")
+    parser.add_argument("--token", type=int, metavar="K", help="of that turn only the first K sampled tokens")
+    parser.add_argument(
+        "-n", type=_count, default=1, metavar="N", dest="num", help="forks, one after another. Default: 1."
+    )
+    parser.add_argument("--group", metavar="NAME", help="the group of the forks. Default: the session's.")
+    _run_arguments(parser, has_session=False)
+
+
+def _run_arguments(parser: argparse.ArgumentParser, *, has_session: bool = True) -> None:
     parser.add_argument("--url", help="the address of a running server; without it, one is started and stopped")
     parser.add_argument(
         "--samples",
@@ -159,11 +181,12 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--html", type=Path, metavar="FILE", help="the session as a page that opens anywhere; a new file"
     )
-    parser.add_argument(
-        "--session",
-        metavar="JSON",
-        help="options of the session, as POST /sessions takes them, such as '{\"max_turns\": 50}'",
-    )
+    if has_session:
+        parser.add_argument(
+            "--session",
+            metavar="JSON",
+            help="options of the session, as POST /sessions takes them, such as '{\"max_turns\": 50}'",
+        )
     parser.add_argument(
         "--keep",
         action="store_true",
@@ -312,6 +335,17 @@ COMMANDS: Mapping[str, Command] = {
         usage="stenograph run [--url URL] [--samples FILE] [--html FILE] [--session JSON] [--keep] [flags of serve]"
         " -- COMMAND [ARGUMENTS]",
         epilog=RUN_EXAMPLES,
+    ),
+    "fork": Command(
+        entry="stenograph.cli.fork_command:fork",
+        help="run an agent anew from a turn or a token of a session on",
+        description="Fork a session, and run a command on the fork. It begins anew: its requests for the turns before"
+        " get their recorded replies, and the model samples from the place of the fork on.",
+        add_arguments=_fork_arguments,
+        has_sections=True,
+        usage="stenograph fork ID --turn N [--token K] [-n N] [--url URL] [--samples FILE] [--html FILE] [--keep]"
+        " [flags of serve] -- COMMAND [ARGUMENTS]",
+        epilog=FORK_EXAMPLES,
     ),
     "rollout": Command(
         entry="stenograph.cli.rollout_command:rollout",

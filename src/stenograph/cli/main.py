@@ -2,7 +2,7 @@
 
 Owns exit codes: 0 when all went well, 1 when `verify`, `check` or `export` found a fault, 2 for whatever stops the
 start or the check (one line on stderr), 74 when the store of `serve` has failed, 130 for an interrupt, also where
-`serve` drained after it; `run` and `chat` have their own.
+`serve` drained after it; `run`, `fork` and `chat` have their own.
 """
 
 import sys
@@ -14,6 +14,9 @@ from stenograph.cli.commands import COMMANDS, EXIT_INTERRUPTED, CommandParser
 from stenograph.core.errors import StartupError, StorageLost
 from stenograph.core.loaded import entry
 
+_RUNS = ("run", "fork")
+"""Commands with the command of an agent after `--`."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
@@ -23,11 +26,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if name == "bench":  # its flags are its own
             return int(entry(COMMANDS[name].entry)(arguments[1:]))
         after: list[str] = []
-        if name == "run" and "--" in arguments:
+        if name in _RUNS and "--" in arguments:
             at = arguments.index("--")
             arguments, after = arguments[:at], arguments[at + 1 :]
         options = parsed(arguments)
-        if name == "run":
+        if name in _RUNS:
             options["agent"] = after
         return int(entry(COMMANDS[options.pop("command")].entry)(options))
     except (StartupError, StorageLost) as error:
@@ -56,7 +59,7 @@ def parsed(arguments: Sequence[str]) -> dict[str, Any]:
         COMMANDS[asked].declare(chosen)
     found, unknown = parser.parse_known_args(arguments)
     if unknown or found.command is None:
-        of_run = asked == "run" and not unknown[0].startswith("-")
+        of_run = asked in _RUNS and not unknown[0].startswith("-")
         chosen.refuse((unknown or arguments)[0], "; the command of an agent stands after --" if of_run else "")
     return vars(found)
 

@@ -25,7 +25,7 @@ from typing import Any, cast
 from stenograph.cli.agent_environment import agent_environment, write_agent_settings
 from stenograph.cli.run_report import say
 from stenograph.cli.run_samples import check_samples_file, format_of
-from stenograph.cli.run_server import ServerWish
+from stenograph.cli.run_server import ServerWish, UsedServer
 from stenograph.cli.run_session import RunSession
 from stenograph.cli.session_calls import CallFailed, OpenSession, ServerCalls
 from stenograph.cli.settings_table import CommandSettings
@@ -55,7 +55,7 @@ class RunOptions:
     keep: bool
 
 
-def _store_of(settings: CommandSettings) -> str | None:
+def store_of(settings: CommandSettings) -> str | None:
     """The place of a server's sessions, without any password in its address; None: its memory."""
     if settings.data_dir is not None:
         return str(settings.data_dir)
@@ -80,15 +80,16 @@ def run(arguments: dict[str, Any]) -> int:
     options = RunOptions(server=server, session=session, command=arguments.pop("agent"), **arguments)
     if not options.command:
         raise StartupError("run needs a COMMAND: write it after --, for example: stenograph run -- python my_agent.py")
-    _check(options)
-    program = options.command[0]
-    if shutil.which(program) is None:
-        return _cannot_run(program, is_there=os.path.exists(program))
+    if (code := code_before(options)) is not None:
+        return code
+    with ended_by_signals(), server.reached() as reached:
+        return on_session(reached, _opened(reached.calls, options), options)
+
+
+def on_session(reached: UsedServer, opened: OpenSession, options: RunOptions) -> int:
+    """Run the command on an open session, which ends with it; returns the exit code of the run."""
+    calls, server = reached.calls, options.server
     with contextlib.ExitStack() as stack:
-        stack.enter_context(ended_by_signals())
-        reached = stack.enter_context(server.reached())
-        calls = reached.calls
-        opened = _opened(calls, options)
         rollout = stack.enter_context(
             RunSession(
                 calls,
@@ -96,7 +97,7 @@ def run(arguments: dict[str, Any]) -> int:
                 samples=options.samples,
                 html=options.html,
                 keep=options.keep,
-                kept_in=_store_of(server.settings) if server.url is None else calls.url,
+                kept_in=store_of(server.settings) if server.url is None else calls.url,
                 has_ended=lambda: reached.has_ended,
             )
         )
@@ -114,6 +115,14 @@ def run(arguments: dict[str, Any]) -> int:
         return rollout.finished(code)
 
 
+def code_before(options: RunOptions) -> int | None:
+    """The exit code of a command that cannot be run; None if it can. Raises StartupError for options impossible to meet
+    at the end."""
+    _check(options)
+    program = options.command[0]
+    return None if shutil.which(program) else _cannot_run(program, is_there=os.path.exists(program))
+
+
 def _check(options: RunOptions) -> None:
     """Raise StartupError for options impossible to meet at the end."""
     if options.samples is not None:
@@ -121,7 +130,7 @@ def _check(options: RunOptions) -> None:
     if options.html is not None:
         check_new(options.html, "--html")
         check_writable(options.html, "--html")
-    if options.keep and options.server.url is None and _store_of(options.server.settings) is None:
+    if options.keep and options.server.url is None and store_of(options.server.settings) is None:
         raise StartupError(
             "--keep: the server that is started here ends with the command, and its sessions with it: give --data-dir"
             " DIR too, or --url for a server that stays"

@@ -8,7 +8,7 @@ import urllib.request
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 TIMEOUT_S = 60.0
 """Longest time for one call: no turn is made by them."""
@@ -68,13 +68,12 @@ class ServerCalls:
 
     def open_session(self, options: Mapping[str, object]) -> OpenSession:
         """A new session with options as `POST /sessions` takes them. Raises CallFailed."""
-        opened = self._json("POST", "/sessions", options)
-        return OpenSession(
-            id=str(opened["session_id"]),
-            base_url=str(opened["base_url"]),
-            root_url=str(opened["root_url"]),
-            agent_key=str(opened.get("token", opened["session_id"])),
-        )
+        return _open(self._json("POST", "/sessions", options))
+
+    def fork(self, session_id: str, place: Mapping[str, object]) -> OpenSession:
+        """A fork of a session at a place, as `POST /sessions/{id}/fork` takes it. Raises CallFailed."""
+        forks = self._json("POST", f"/sessions/{quote(session_id, safe='')}/fork", place)["forks"]
+        return _open(cast("list[Mapping[str, object]]", forks)[0])
 
     def delete(self, session_id: str) -> None:
         """Delete a session. Raises CallFailed."""
@@ -184,6 +183,15 @@ class ServerCalls:
             raise CallFailed(f"the server does not answer: {reason or error.reason}") from error
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise CallFailed(f"the server does not answer: {error}") from error
+
+
+def _open(opened: Mapping[str, object]) -> OpenSession:
+    return OpenSession(
+        id=str(opened["session_id"]),
+        base_url=str(opened["base_url"]),
+        root_url=str(opened["root_url"]),
+        agent_key=str(opened.get("token", opened["session_id"])),
+    )
 
 
 def _message_of(text: str) -> str:

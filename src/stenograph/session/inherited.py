@@ -13,10 +13,12 @@ from msgspec.structs import replace
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ChatRequest, TurnRequest
 from stenograph.core.errors import HistoryMismatch
-from stenograph.engine.base import Capabilities
+from stenograph.core.kinds import Label
 from stenograph.session.kept import KeptWatch
 from stenograph.session.recorded import VOLATILE, RecordedSession, context_of
+from stenograph.session.services import TurnServices
 from stenograph.session.session import Session
+from stenograph.session.sessions import Sessions
 from stenograph.trajectory.commits import PlacedTurn, SessionCommit
 from stenograph.trajectory.forks import ForkPoint
 from stenograph.trajectory.strand import Strand
@@ -28,17 +30,17 @@ _IGNORED = tuple(map(re.compile, VOLATILE))
 
 
 def answered(
-    session: Session, request: TurnRequest, capabilities: Capabilities, *, is_side: bool
+    session: Session, request: TurnRequest, sessions: Sessions, services: TurnServices, label: Label
 ) -> tuple[TurnRequest, KeptWatch | None]:
-    """A request of a fork with recorded replies, and the reply to it if it has one.
+    """A request of a fork, with the rules' label of it, and the recorded reply if it has one.
 
     Else the request is to be sampled. Where it begins with all inherited messages, but for parts that an agent makes
     anew each time, it gets the recorded ones in their place: it goes on behind the exact ids. The first request unlike
-    them is logged with the place, unless it `is_side`. Raises HistoryMismatch, with the place, for one of the same work
-    that parts before the fork does.
+    them is logged with the place, unless it is a side request. Raises HistoryMismatch, with the place, for one of the
+    same work that parts before the fork does.
     """
     fork = session.options.fork
-    if fork is None or not isinstance(request, ChatRequest):
+    if fork is None or not fork.replays or not isinstance(request, ChatRequest):
         return request, None
     placed = _inherited(session, fork)
     if not placed:
@@ -47,6 +49,8 @@ def answered(
     script, first, last = RecordedSession(commits, session.options.matcher, _IGNORED), placed[0][1], placed[-1][1]
     found = script.find(request, None)
     if found is not None and found.node.turn is not fork.cut:
+        session.last_chat, capabilities = services.clock.monotonic(), services.engine.capabilities
+        sessions.chatted(session)
         model = found.node.turn.policy or capabilities.model
         return request, found.stored().watch(request, replaced(capabilities, model=model))
     num, num_alike = last.num_messages - (fork.cut is not None), script.num_alike(request.messages)[last.id]
@@ -54,7 +58,7 @@ def answered(
         request = replace(request, messages=(*line_messages(last)[:num], *request.messages[num:]))
         if last.turn.context.is_same(context_of(request)):
             return request, None
-    if not is_side and not _has_gone_on(session, fork):
+    if label.kind is None and not _has_gone_on(session, fork):
         where = script.difference(request)
         if num_alike >= first.num_messages or _begins_alike(first, request):
             raise HistoryMismatch(

@@ -160,12 +160,9 @@ class SessionManager:
         leases = self._leases(session, request, caller)
         try:
             sent = self.as_sent(request, session, leases.agent_id)
-            if session is not None and session.options.fork is not None and session.options.fork.replays:
-                capabilities = self._services.engine.capabilities
-                sent, given = entry(INHERITED)(session, sent, capabilities, is_side=leases.label.kind is not None)
+            if session is not None and session.options.fork is not None:
+                sent, given = entry(INHERITED)(session, sent, self.sessions, self._services, leases.label)
                 if given is not None:
-                    session.last_chat = self._clock.monotonic()
-                    self.sessions.chatted(session)
                     return cast("Watch", given)
             run = self._request_run(admission, leases, caller, sent, request_json)
             spent = leases.spent
