@@ -24,6 +24,7 @@ import pytest
 from standins.planned_server import AskedRequest, ReplyScript
 from standins.postgres_server import PostgresServer
 from standins.shared_rows import MemoryRows, SharedTables
+from standins.teacher_forcing import log_softmax
 from standins.tiny.llama import LAYERS
 from standins.tiny.mixture import TOP_K
 from stenograph.client.samples import DecodedSample, decoded
@@ -36,7 +37,6 @@ from stenograph.embedded.forward.base import LogitsFor, RowSpan, Segment
 from stenograph.embedded.forward.numpy_forward import NumpyForward
 from stenograph.embedded.forward.weights import load_weights
 from stenograph.embedded.options import EmbeddedOptions
-from stenograph.embedded.sampler import log_softmax
 from stenograph.http.loaded_model import make_renderer
 from stenograph.model.files import load_model_files
 from stenograph.store.files import open_files
@@ -140,7 +140,8 @@ class Forks:
             "max_tokens": len(kept) + chance.randint(1, 12), "stream": chance.random() < 0.3, "logprobs": True,
             **chance.choice(PARAMS),
         }  # fmt: skip
-        await self.call("POST", f"/sessions/{line.session}/v1/chat/completions", body)
+        answer = await self.call("POST", f"/sessions/{line.session}/v1/chat/completions", body)
+        assert b'"error"' not in answer, answer[-500:]  # a stream has its status before it fails
         found = await self.view(line.session)
         record = found["records"][-1]
         assert len(found["records"]) == len(line.turns) + 1
@@ -289,7 +290,7 @@ async def two_workers(engine: EmbeddedEngine, renderer: Renderer, folder: Path) 
 
 @asynccontextmanager
 async def with_database(engine: EmbeddedEngine, renderer: Renderer, rows: Callable[[], Any]) -> AsyncIterator[Any]:
-    store = await PostgresStore.open(rows(), SystemClock(), url="http://a", lease_s=30.0)
+    store = await PostgresStore.open(rows(), SystemClock(), url="http://a", lease_s=3600.0)
     async with (
         aclosing(store),
         running(engine, renderer, moe_shape=(LAYERS, TOP_K), store=store, mark=MARK, **SETTINGS) as (url, _),
