@@ -113,14 +113,15 @@ class Listener:
             if isinstance(event, Failed) or event.chunk.finish is not None:
                 self._ended.put((event, [*self._times_s.pop(event.request_id), now]))
 
-    def take(self, num: int, note: Callable[[int, int], None]) -> dict[RequestId, Ended]:
+    def take(self, num: int, note: Callable[[int, int], None] | None) -> dict[RequestId, Ended]:
         """Wait until `num` requests have ended; `note` gets now and then how many have, and how many tokens came."""
         ended: dict[RequestId, Ended] = {}
         while len(ended) < num:
             try:
                 event, times_s = self._ended.get(timeout=PROGRESS_S)
             except queue.Empty:
-                note(len(ended), self._num_sampled)
+                if note is not None:
+                    note(len(ended), self._num_sampled)
             else:
                 ended[event.request_id] = event, times_s
         self._num_sampled = 0
@@ -172,7 +173,7 @@ class StreamingLoad:
         loop.start(self._core(loop))
         try:
             self._submit(loop, self._warm_up, variant, interval_s=0.0)
-            listener.take(len(self._warm_up), lambda *_: None)
+            listener.take(len(self._warm_up), note=None)
             with nothing_collected():
                 cpu_s = time.process_time()
                 submitted = self._submit(loop, self._prompts, variant, interval_s=self._plan.submit_interval_ms / 1e3)
