@@ -24,6 +24,7 @@ from scripts.agent_session import TOOLS, check_exact, play
 from scripts.distribution import Figures, recompute
 from scripts.engine_table import serving
 from scripts.real_engine import apart_by_rule, ask
+from scripts.real_forks import check_forks
 from standins.teacher_forcing import line_logprobs, log_softmax
 from stenograph.conformance.check import check_engine
 from stenograph.conformance.lab import EngineUnderTest
@@ -538,3 +539,9 @@ def test_a_fleet_of_two_shares_sessions_and_survives_one(sglang: RealSGLang, mod
                 assert chat(url, session, "And Rome?", max_tokens=4)["choices"]
     finally:
         other.kill()
+
+
+@MODES
+def test_forks_continue_behind_their_exact_ids(sglang: RealSGLang, mode: str) -> None:
+    with serving(sglang.model, "--engine", mode, "--engine-url", sglang.url) as url:
+        check_forks(url, sglang.model)

@@ -17,6 +17,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionMessageFunctionToolC
 from scripts.agent_session import FACT, TOOLS, PlayedTurn, play, played
 from scripts.engine_table import measured, serving
 from scripts.real_engine import ask
+from scripts.real_forks import check_forks
 from stenograph.conformance.check import check_engine
 from stenograph.conformance.lab import EngineUnderTest
 from stenograph.engine.http.adapter import AdapterOptions
@@ -234,3 +235,8 @@ def use_tools(client: openai.OpenAI) -> None:
     named = {"type": "function", "function": {"name": "multiply"}}
     last: ChatCompletion = create(messages=messages, tool_choice=named, **asked)
     assert last.choices[0].finish_reason == "tool_calls"
+
+
+def test_forks_continue_behind_their_exact_ids(vllm: RealVLLM) -> None:
+    with serving(vllm.model, "--engine", "vllm", "--engine-url", vllm.url) as url:
+        check_forks(url, vllm.model)
