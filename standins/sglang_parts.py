@@ -17,8 +17,8 @@ from standins.weight_versions import version_spans
 class SampledReply:
     """Everything that was drawn for one request. `tops` are the alternatives at each position, empty for none.
 
-    `versions` are those of the weights that drew each token. `supports` are the ids that could be drawn beside each, if
-    they were asked for.
+    `versions` are those of the weights that drew each token. `num_image` tokens of the prompt stand for images.
+    `supports` are the ids that could be drawn beside each, if they were asked for.
     """
 
     rid: str
@@ -32,6 +32,7 @@ class SampledReply:
     indexer_topk: bytes | None
     rows_have_text: bool
     supports: Sequence[Sequence[int]] | None = None
+    num_image: int = 0
 
 
 def finish_reason(finish: str, matched: int | str | None, num_drawn: int) -> dict[str, Any]:
@@ -106,6 +107,8 @@ def meta_info(
     num_cached = sampled.num_cached
     info |= {"reasoning_tokens": 0, "completion_tokens": num_drawn, "cached_tokens": num_cached, "dp_rank": None}
     info["cached_tokens_details"] = {"device": num_cached, "host": 0} if num_cached else None
+    if sampled.num_image:
+        info["image_tokens"] = sampled.num_image
     if finish is None:
         return info
     if has_spans:
@@ -114,6 +117,20 @@ def meta_info(
         if payload is not None:
             info[name] = base64.b64encode(payload).decode()
     return info | _AT_END
+
+
+def _info_of_queued(sampled: SampledReply, *, has_spans: bool) -> dict[str, Any]:
+    """The account of a request that was aborted in the queue: not even its prompt is counted."""
+    version = next(iter(sampled.versions), "default")
+    info: dict[str, Any] = {
+        "id": sampled.rid,
+        "finish_reason": {"type": "abort", "message": "Abort in waiting queue"},
+        "weight_version": version,
+        **dict.fromkeys(("e2e_latency", "response_sent_to_client_ts"), 2.0),
+        **{name: list[object]() for name in ("input_token_logprobs", "output_token_logprobs")},
+        **dict.fromkeys(("output_token_logprobs_length", "completion_tokens"), 0),
+    }
+    return info | ({"weight_versions": [{"version": version, "start": 0, "end": 0}]} if has_spans else {})
 
 
 def generate_part(
@@ -127,7 +144,10 @@ def generate_part(
 ) -> dict[str, Any]:
     """A whole reply of `/generate`, or the event of a stream that has the tokens from number `first` on."""
     ids = list(sampled.ids[first:num_drawn])
-    info = meta_info(sampled, num_drawn, finish, first=first, has_spans=has_spans)
+    if not num_drawn and finish is not None and finish["type"] == "abort":
+        info = _info_of_queued(sampled, has_spans=has_spans)
+    else:
+        info = meta_info(sampled, num_drawn, finish, first=first, has_spans=has_spans)
     return {"text": decode(ids), "output_ids": ids, "meta_info": info}
 
 

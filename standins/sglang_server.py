@@ -311,6 +311,8 @@ class SGLangServer(PlannedServer):
         first = num_sent if self._incremental else 0
         sampled, spans = self._sampled(play), self._has_spans
         part = generate_part(sampled, num_drawn, told, self._decode, first=first, has_spans=spans)
+        if not num_sent:
+            part["meta_info"]["response_sent_to_client_ts"] = 2.0
         return [part | self._prompt_report(play)]
 
     def _prompt_report(self, play: Play) -> dict[str, Any]:
@@ -318,6 +320,14 @@ class SGLangServer(PlannedServer):
         if not play.asked.json.get("return_prompt_token_ids"):
             return {}
         return {"prompt_token_ids": self._reports(self._expanded(play.asked))}
+
+    def _problem_of_images(self, body: dict[str, Any]) -> str | None:
+        """Places without an image are refused; images without a place are left out."""
+        num_images = len(body.get("image_data") or ())
+        num_places = sum(id_ == self._image_token for id_ in body.get("input_ids") or ())
+        if not num_images or num_places <= num_images:
+            return None
+        return f"Prompt has {num_places} image placeholders but {num_images} image inputs were provided"
 
     def _expanded(self, asked: AskedRequest) -> list[int]:
         """The ids of a prompt, its placeholders replaced."""
@@ -373,7 +383,9 @@ class SGLangServer(PlannedServer):
             message = f"Got LoRA adapter that has never been loaded: {lora}\nAll loaded adapters: {self.loras.keys()}."
             told = {"message": message, **({"code": 400} if asked.path == CHAT_PATH else {})}
             return ReplyScript(status=400, body=compact({"error": told} if asked.path == GENERATE_PATH else told))
-        script = super()._next_script(asked)
+        script, problem = super()._next_script(asked), self._problem_of_images(asked.json)
+        if problem is not None:
+            return ReplyScript(status=400, body=compact({"error": {"message": problem}}))
         if asked.json.get("stream") and asked.json.get("return_meta_info"):
             return ReplyScript(status=400)
         if asked.json.get("routed_experts_start_len", 0) <= len(asked.json.get("input_ids") or ()):
@@ -395,7 +407,8 @@ class SGLangServer(PlannedServer):
             logprobs=play.logprobs,
             tops=play.tops,
             versions=play.versions + [self._version(script)] * (len(play.ids) - len(play.versions)),
-            num_prompt=len(self._expanded(play.asked)),
+            num_prompt=len(expanded := self._expanded(play.asked)),
+            num_image=sum(id_ == self._image_token for id_ in expanded) if play.asked.json.get("image_data") else 0,
             num_cached=play.num_cached,
             routed_experts=self._experts(play),
             indexer_topk=script.indexer_topk,

@@ -18,8 +18,14 @@ from standins.sglang_server import CHAT_PATH, GENERATE_PATH, SERVER_INFO, SGLang
 
 from .shapes import differences, parsed, shape
 
-FILE = Path(__file__).parent / "recordings" / "sglang" / "engine-0.5.23.json"
-RECORDED: dict[str, dict[str, Any]] = {one["name"]: one for one in json.loads(FILE.read_text(encoding="utf-8"))}
+FOLDER = Path(__file__).parent / "recordings" / "sglang"
+RECORDED: dict[str, dict[str, Any]] = {
+    one["name"]: one
+    for file in ("engine", "images")
+    for one in json.loads((FOLDER / f"{file}-0.5.23.json").read_text(encoding="utf-8"))
+}
+IMAGE_PAD = 151655
+"""Of the model with images: a Qwen2.5-VL of two layers."""
 
 DIFFERS: dict[str, tuple[set[str], str]] = {
     "chat_return_token_ids": (
@@ -31,9 +37,8 @@ DIFFERS: dict[str, tuple[set[str], str]] = {
         {".meta_info.input_token_logprobs has 0 for 16", ".meta_info.decode_throughput is new"},
         "a prompt has no log-probabilities; a reply of one token has no pace",
     ),
-    "generate_stream": ({"[].meta_info.response_sent_to_client_ts is not there"}, "the first event has one more time"),
-    "generate_stream_cumulative": ({"[].meta_info.response_sent_to_client_ts is not there"}, "the same"),
     "model_info": ({".embedding is not there"}, "nothing for embeddings"),
+    "images_model_info": ({".embedding is not there"}, "the same"),
     "inplace_flush_running_model_info": ({".embedding is not there"}, "the same"),
 }
 """The differences of each answer, and why they stay."""
@@ -41,6 +46,7 @@ NOT_PLAYED = {
     "server_info": "there is none, as with a router, until a test gives one",
     "inplace_flush_running_update": "beside a turn that stands still, below",
     "generate_bad_regex_stream": "a refusal within a stream is planned by each test",
+    "images_no_picture_stream": "the same",
     "generate_stream_aborted": "a stream whose client has left",
     "generate_too_long_prompt": "recorded without its 9600 ids",
 }
@@ -71,7 +77,7 @@ def script_of(recording: dict[str, Any]) -> ReplyScript:
         ),
         finish=finish["type"],
         matched=finish.get("matched"),
-        num_cached=metas[-1]["cached_tokens"],
+        num_cached=metas[-1].get("cached_tokens", 0),
         tops=tuple(
             tuple((id_, logprob) for logprob, id_, _ in row)
             for meta in metas
@@ -110,7 +116,10 @@ def recording(request: pytest.FixtureRequest) -> dict[str, Any]:
 async def test_the_stand_in_answers_as_the_real_one_did(recording: dict[str, Any]) -> None:
     name, path = recording["name"], recording["path"]
     is_incremental = name != "generate_stream_cumulative"
-    async with SGLangServer(model="m", incremental=is_incremental, has_spans=True, max_model_len=8192) as server:
+    image_token = IMAGE_PAD if name.startswith("images") else None
+    async with SGLangServer(
+        model="m", incremental=is_incremental, has_spans=True, max_model_len=8192, image_token=image_token
+    ) as server:
         server.server_info = SERVER_INFO
         if path in (CHAT_PATH, GENERATE_PATH):
             server.plan(script_of(recording))
@@ -122,6 +131,12 @@ async def test_the_stand_in_answers_as_the_real_one_did(recording: dict[str, Any
     assert set(differences(shape(real), shape(body))) == DIFFERS.get(name, (set(), ""))[0]
     if isinstance(real, str) or (path not in (CHAT_PATH, GENERATE_PATH) and status == 200 and "message" in real):
         assert body == real
+
+
+async def test_a_place_without_an_image_is_refused_in_the_words_of_the_real_one() -> None:
+    recording = RECORDED["images_a_place_without_an_image"]
+    async with SGLangServer(image_token=IMAGE_PAD) as server:
+        assert await answer_of(server, recording) == (recording["status"], recording["reply"])
 
 
 async def test_an_update_in_place_is_taken_and_refused_as_by_the_real_one() -> None:

@@ -2,7 +2,8 @@
 
 recordings/sglang/engine-0.5.23.json has one exchange a line: SmolLM2-135M in float32 on a CPU, its log-probabilities
 raw (`SGLANG_RETURN_ORIGINAL_LOGPROB=1`), its streams incremental. Replies are the values that came, `/server_info` cut
-to what tells a server from another, folders by their last name.
+to what tells a server from another, folders by their last name. images-0.5.23.json is the same of a Qwen2.5-VL of two
+layers with random weights, its log-probabilities as they are by default.
 """
 
 import copy
@@ -15,9 +16,11 @@ from typing import Any
 
 import pytest
 
+from stenograph.core.base64_text import measured
 from stenograph.core.chat import ChatRequest, TextView, ToolChoice, ToolMode
 from stenograph.core.errors import ContextLengthExceeded, InvalidRequest, UpstreamInvalid, UpstreamRefused
-from stenograph.core.messages import Message, Role, Tool
+from stenograph.core.media import new_expansions
+from stenograph.core.messages import MediaItem, MediaKind, MediaRef, Message, Role, Tool
 from stenograph.core.sse import EventReader
 from stenograph.core.support import supports
 from stenograph.core.types import (
@@ -27,6 +30,7 @@ from stenograph.core.types import (
     Grammar,
     GrammarKind,
     Prompt,
+    PromptMedia,
     RequestId,
     SampledTurn,
     SamplingParams,
@@ -43,14 +47,15 @@ from stenograph.core.weights import (
     WeightCommand,
 )
 from stenograph.engine.base import GenerateRequest
-from stenograph.engine.http.adapter import AdapterOptions, ControlReply, EngineAdapter
+from stenograph.engine.http.adapter import AdapterOptions, ControlReply, EngineAdapter, EngineReading
 from stenograph.engine.http.transport import Headers, HttpReply
 from stenograph.engine.sglang.chat import CHAT_PATH, SGLangChat
 from stenograph.engine.sglang.generate import SGLangGenerate
 from stenograph.engine.validate import TurnCollector
 
-FILE = Path(__file__).parents[2] / "service" / "recordings" / "sglang" / "engine-0.5.23.json"
-RECORDED: dict[str, dict[str, Any]] = {one["name"]: one for one in json.loads(FILE.read_text(encoding="utf-8"))}
+FOLDER = Path(__file__).parents[2] / "service" / "recordings" / "sglang"
+TEXTS = {name: (FOLDER / f"{name}-0.5.23.json").read_text(encoding="utf-8") for name in ("engine", "images")}
+RECORDED, IMAGES = ({one["name"]: one for one in json.loads(text)} for text in TEXTS.values())
 VOCAB, EOS = 49152, 2
 PARIS = (504, 3575, 282, 4649, 314, 7042, 30, EOS)
 ON = (*PARIS, 198, EOS, 1, 9690, 198, EOS, 198)
@@ -130,15 +135,18 @@ def request_of(recording: dict[str, Any]) -> GenerateRequest:
 def chunks_of(recording: dict[str, Any], request: GenerateRequest | None = None) -> list[Chunk]:
     """A recorded reply as the chunks that are read from it."""
     _, reading = adapter_of(recording).call(request or request_of(recording))
-    reply = reply_of(recording)
+    return read_by(reading, reply_of(recording))
+
+
+def read_by(reading: EngineReading, reply: HttpReply) -> list[Chunk]:
     if not reply.body.startswith(b"data: "):
         return list(reading.whole(reply))
     events = [data for data in EventReader(max_bytes=2**20).feed(reply.body) if data != b"[DONE]"]
     return [*(chunk for data in events for chunk in reading.event(data)), *reading.end()]
 
 
-def turn_of(chunks: Sequence[Chunk]) -> SampledTurn:
-    collector = TurnCollector(vocab_size=VOCAB, max_tokens=None)
+def turn_of(chunks: Sequence[Chunk], *, vocab_size: int = VOCAB) -> SampledTurn:
+    collector = TurnCollector(vocab_size=vocab_size, max_tokens=None)
     for chunk in chunks:
         collector.add(chunk)
     return collector.result()
@@ -493,6 +501,121 @@ def test_after_an_update_in_place_model_info_has_the_old_name_and_the_turn_the_n
     assert told == READ["inplace_flush_running_turn"].weights[0][0] != READ["inplace_flush_running_turn"].weights[1][0]
 
 
+# -- images
+
+IMAGE_PAD, VISION_VOCAB = 151655, 151936
+SEEN = {
+    "images_one": (15, (140623, 144966, 28492, 93660)),
+    "images_two": (21, (2766, 145763, 93852, 81989)),
+    "images_twice": (21, (140623, 144966, 43508, 102824)),
+    "images_top_logprobs": (15, (140623, 144966, 28492, 93660)),
+}
+"""The number of effective ids, and the sampled ones."""
+
+
+def request_with_images(recording: dict[str, Any]) -> GenerateRequest:
+    """The request by which this server would have sent the recorded body."""
+    body = recording["request"]
+    items: list[MediaItem] = []
+    for uri in body["image_data"]:
+        media_type, _, data = uri.removeprefix("data:").partition(";base64,")
+        sha256, num_bytes = measured(data.encode())
+        ref = MediaRef(sha256=sha256, kind=MediaKind.IMAGE, media_type=media_type, num_bytes=num_bytes)
+        items.append(MediaItem(ref=ref, base64=data.encode()))
+    places = [at for at, id_ in enumerate(body["input_ids"]) if id_ == IMAGE_PAD]
+    media = tuple(PromptMedia(position=at, item=item, recorded=None) for at, item in zip(places, items, strict=True))
+    sampling = body["sampling_params"]
+    params = SamplingParams(
+        max_tokens=sampling["max_new_tokens"],
+        temperature=sampling["temperature"],
+        seed=sampling["sampling_seed"],
+        num_top_logprobs=body.get("top_logprobs_num", 0),
+    )
+    return GenerateRequest(
+        request_id=RequestId(body["rid"]),
+        prompt=Prompt(new_ids=token_ids(body["input_ids"]), media=media),
+        params=params,
+        streams=body["stream"],
+    )
+
+
+def seen(name: str) -> list[Chunk]:
+    """A recorded reply to a request with images as the chunks that are read from it."""
+    recording = IMAGES[name]
+    adapter = SGLangGenerate(AdapterOptions(model="m", vocab_size=VISION_VOCAB))
+    call, reading = adapter.call(request_with_images(recording))
+    assert (call.path, json.loads(call.body)) == (recording["path"], recording["request"])
+    return read_by(reading, reply_of(recording))
+
+
+@pytest.mark.parametrize("name", [f"{name}{kind}" for name in SEEN for kind in ("", "_stream")])
+def test_the_images_of_a_prompt_are_where_sglang_put_them(name: str) -> None:
+    """Two pictures of four tokens, by its own image processor; reported with each event, taken once."""
+    num_effective, ids = SEEN[name.removesuffix("_stream")]
+    chunks = seen(name)
+    (effective,) = [chunk.effective for chunk in chunks if chunk.effective is not None]
+    found = new_expansions(request_with_images(IMAGES[name]).prompt, effective)
+    assert [list(one.ids) for one in found] == [[IMAGE_PAD] * 4 for _ in IMAGES[name]["request"]["image_data"]]
+    assert len(effective.ids) == num_effective
+    turn = turn_of(chunks, vocab_size=VISION_VOCAB)
+    assert (tuple(turn.ids), turn.finish) == (ids, LENGTH)
+
+
+@pytest.mark.parametrize("kind", ["", "_stream"])
+def test_an_aborted_turn_with_images_has_its_effective_ids_and_one_that_waited_no_tokens(kind: str) -> None:
+    for name, is_begun in (("images_aborted", True), ("images_aborted_waiting", False)):
+        chunks = seen(f"{name}{kind}")
+        (effective,) = [chunk.effective for chunk in chunks if chunk.effective is not None]
+        turn = turn_of(chunks, vocab_size=VISION_VOCAB)
+        assert (len(effective.ids), bool(turn.ids), turn.finish) == (15, is_begun, ABORT)
+
+
+def test_refusals_of_images_are_what_they_are() -> None:
+    words = {
+        "images_no_picture": "Could not decode image: cannot identify image file",
+        "images_a_place_without_an_image": "Prompt has 2 image placeholders but 1 image inputs were provided",
+    }
+    adapter = SGLangGenerate(AdapterOptions(model="m", vocab_size=VISION_VOCAB))
+    anything = request_with_images(IMAGES["images_one"])
+    for name, said in words.items():
+        refusal = adapter.refusal(reply_of(IMAGES[name]), anything)
+        assert isinstance(refusal, UpstreamRefused)
+        assert refusal.engine_status == 400
+        assert said in str(refusal)
+    with pytest.raises(UpstreamRefused, match=words["images_no_picture"]) as caught:
+        seen("images_no_picture_stream")
+    assert caught.value.engine_status == 400
+    too_long = adapter.refusal(reply_of(IMAGES["images_too_long"]), anything)
+    assert isinstance(too_long, ContextLengthExceeded)
+    assert (too_long.num_prompt_tokens, too_long.max_tokens, too_long.max_context_tokens) == (15, 8000, 4096)
+
+
+def test_an_image_that_sglang_left_out_breaks_a_law() -> None:
+    """It answers 200, where it has more images than places."""
+    recording = copy.deepcopy(IMAGES["images_an_image_without_a_place"])
+    recording["request"]["input_ids"][-1:] = [IMAGE_PAD]
+    request = request_with_images(recording)
+    _, reading = SGLangGenerate(AdapterOptions(model="m", vocab_size=VISION_VOCAB)).call(request)
+    (chunk,) = read_by(reading, reply_of(recording))
+    assert chunk.effective is not None
+    with pytest.raises(UpstreamInvalid, match="prompt_agrees"):
+        new_expansions(request.prompt, chunk.effective)
+
+
+async def test_a_model_that_sees_says_so() -> None:
+    adapter = SGLangGenerate(AdapterOptions(model="m", vocab_size=VISION_VOCAB))
+
+    async def answers(method: str, target: str, body: bytes = b"", headers: Headers = ()) -> HttpReply:
+        return (
+            reply_of(IMAGES["images_model_info"]) if target == "/model_info" else await recorded_answers(method, target)
+        )
+
+    await adapter.discover(recorded_answers)
+    assert not adapter.capabilities.media
+    await adapter.discover(answers)
+    assert adapter.capabilities.media == {MediaKind.IMAGE}
+
+
 def test_every_recording_is_looked_at() -> None:
     others = {*OF_ITSELF, "health", "close_session_unknown", "inplace_flush_running_model_info"}
     others |= {"generate_stream_aborted", "generate_too_long", "generate_too_long_prompt", "chat_too_long"}
@@ -500,5 +623,5 @@ def test_every_recording_is_looked_at() -> None:
 
 
 def test_no_recording_names_a_machine_or_a_folder() -> None:
-    text = FILE.read_text(encoding="utf-8")
-    assert not re.search(r"\d+\.\d+\.\d+\.\d+|/(?:home|root|tmp|usr|work|var|project)/", text)
+    for text in TEXTS.values():
+        assert not re.search(r"\d+\.\d+\.\d+\.\d+|/(?:home|root|tmp|usr|work|var|project)/", text)
