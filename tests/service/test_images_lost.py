@@ -1,5 +1,7 @@
 """A vLLM that has lost an image of a turn between its two caches is asked again, once, and nothing else is."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +15,9 @@ __all__ = ["rig", "seeing"]  # fixtures
 
 pytestmark = pytest.mark.timeout(60)
 
-LOST = b'{"error":{"message":"Internal server error","type":"InternalServerError","param":null,"code":500}}'
+_FILE = Path(__file__).parent / "recordings" / "vllm" / "images.json"
+_RECORDED: dict[str, str] = {one["name"]: one["body"] for one in json.loads(_FILE.read_text(encoding="utf-8"))}
+LOST = _RECORDED["lost: after that whole"].encode()
 """vLLM 0.32's answer where its engine has no image behind the hash in its server (`engine/vllm/lost_media.py`)."""
 
 

@@ -308,3 +308,20 @@ def test_the_images_of_a_prompt_are_where_vllm_put_them(name: str) -> None:
     found = new_expansions(Prompt(new_ids=token_ids(logical), media=media), effective)
     assert [list(one.ids) for one in found] == [[151655] * 4 for _ in places]
     assert sum(len(chunk.ids) for chunk in chunks) == 4
+
+
+@pytest.mark.parametrize("kind", ["whole", "streamed"])
+def test_a_refused_turn_loses_its_image_for_the_next_one_which_fails_before_its_first_token(kind: str) -> None:
+    """As `sampled_again` knows it (engine/vllm/lost_media.py). Once more, the same request is sampled. These were asked
+    by hand, without a usage at a stream's end."""
+    lost, again = IMAGES[f"lost: after that {kind}"], IMAGES[f"asked again after that {kind}"]
+    assert json.loads(lost["request"])["content_parts"] == json.loads(again["request"])["content_parts"]
+    if kind == "streamed":
+        with pytest.raises(UpstreamRefused) as caught:
+            chunks_of(lost, lost["request_id"], vocab_size=151936, has_media=True)
+        status, body = caught.value.engine_status, caught.value.body
+    else:
+        status, body = lost["status"], lost["body"].encode()
+    assert (status, b'"Internal server error"' in body) == (500, True)
+    first, *_ = chunks_of(again, again["request_id"], vocab_size=151936, has_media=True)
+    assert (bool(first.ids), first.effective is not None) == (True, True)

@@ -1,9 +1,10 @@
 """Turns with images at a vLLM that has lost one of them. Loaded by the first turn with an image.
 
-vLLM keeps the hash of a processed image in its server's process, and the image in its engine's. A request that is left
-between the two, or overtaken by another with the same image, leaves a hash without an image: the next request with it
-fails before its first token, and vLLM forgets the hash. Asked again, the same request brings the image. Source: vLLM
-0.32's `multimodal/cache/base.py`, `MultiModalCacheMissError`, and `v1/engine/core.py`, `_handle_mm_cache_miss`.
+vLLM keeps the hash of a processed image in its server's process, and the image in its engine's. A request that ends
+between the two, refused for an id or a bias outside the vocabulary, leaves a hash without an image: the next request
+with it fails before its first token, and vLLM forgets the hash. Asked again, the same request brings the image. Source:
+vLLM 0.32's `multimodal/cache/base.py`, `MultiModalCacheMissError`, and `v1/engine/core.py`, `_handle_mm_cache_miss`;
+recorded in tests/service/recordings/vllm/images.json.
 """
 
 import logging
