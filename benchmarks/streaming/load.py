@@ -119,11 +119,10 @@ class Listener:
         while len(ended) < num:
             try:
                 event, times_s = self._ended.get(timeout=PROGRESS_S)
+                ended[event.request_id] = event, times_s
             except queue.Empty:
                 if note is not None:
                     note(len(ended), self._num_sampled)
-            else:
-                ended[event.request_id] = event, times_s
         self._num_sampled = 0
         return ended
 
