@@ -25,6 +25,8 @@ from .conftest import Live, running, user
 FATES = dict.fromkeys(TokenFate, 0)
 NUM_TOKENS = int(os.environ.get("ACCOUNT_TOKENS", "2000"))
 """Tokens sampled at least by the mixed run; a job asks for a million."""
+PATIENT = aiohttp.ClientTimeout(total=None)
+"""A client's own limit is 300 s, which beside other work says something of the machine alone."""
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 
 
@@ -143,7 +145,7 @@ async def stored(folder: Path, renderer: Renderer, **settings: Any) -> AsyncIter
         async with (
             aclosing(await SqliteStore.open(held)) as store,
             running(engine, renderer, store=store, **settings) as (url, manager),
-            aiohttp.ClientSession() as client,
+            aiohttp.ClientSession(timeout=PATIENT) as client,
         ):
             yield Live(url=url, engine=engine, renderer=renderer, manager=manager, client=client)
 
@@ -212,6 +214,7 @@ class Mixed:
                 await live.chat(session, user(self.random.choice("abc")), temperature=self.random.random())
 
 
+@pytest.mark.timeout(3600)  # for a lost wake-up: three seconds of CPU took two minutes beside other work
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_the_sums_are_what_was_sampled_whatever_fails(tmp_path: Path, renderer: Renderer, seed: int) -> None:
     """Over engine errors, hang-ups, updates, aborts, retries, evictions, deletions and restarts."""

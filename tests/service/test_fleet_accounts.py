@@ -18,7 +18,7 @@ from stenograph.engine.base import GenerateRequest
 from stenograph.text.renderer import Renderer
 
 from .conftest import END, Live, running, user
-from .test_accounts import accounts, num_sampled
+from .test_accounts import PATIENT, accounts, num_sampled
 from .test_claims import claim, receipt
 
 NUM_GROUPS = int(os.environ.get("FLEET_GROUPS", "6"))
@@ -80,13 +80,13 @@ class Fleet:
         assert (await self.live.call("POST", "/update_weight_version", update)).status == 200
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 async def test_a_fleet_with_faults_trains_what_it_samples(renderer: Renderer) -> None:
     fleet = Fleet(seed=1)
     engine = ScriptedEngine(vocab_size=renderer.tokenizer.vocab_size, max_context_tokens=65536, model=fleet.model)
     async with (
         running(engine, renderer, clock=fleet.clock) as (url, manager),
-        aiohttp.ClientSession() as client,
+        aiohttp.ClientSession(timeout=PATIENT) as client,
     ):
         fleet.live = Live(url=url, engine=engine, renderer=renderer, manager=manager, client=client)
         await asyncio.gather(*(fleet.rollout(f"g{at // GROUP_SIZE}") for at in range(NUM_GROUPS * GROUP_SIZE)))

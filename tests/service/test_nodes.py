@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from standins.clock import ManualClock
-from standins.postgres_server import postgres_server, programs
 from standins.shared_rows import MemoryRows, SharedTables
 from stenograph.cli.main import main
 from stenograph.cluster.postgres.connection import Lane
@@ -25,7 +24,7 @@ from stenograph.http.listen import listen, url_of
 
 from .conftest import Live, assistant, output_ids, user
 from .test_durable import conversation
-from .workers_kit import HEAD_SIZES, check_head_limits
+from .workers_kit import HEAD_SIZES, check_head_limits, real_postgres
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -268,9 +267,7 @@ async def shared_time(request: pytest.FixtureRequest) -> AsyncIterator[SharedTim
 
         yield SharedTime(rows=lambda: MemoryRows(tables), age=age)
         return
-    if (bin_folder := programs()) is None:
-        pytest.skip("no PostgreSQL is installed: scripts/test-cluster installs it")
-    with postgres_server(bin_folder) as postgres:
+    with real_postgres() as postgres:
         url = postgres.url()
         await prepare(url, timeout_s=20)
         lane = Lane(url, name="test", timeout_s=20)
@@ -341,13 +338,10 @@ async def test_a_backup_is_the_database_s_own(node: MakeNode, tmp_path: Path) ->
     assert not os.listdir(tmp_path)
 
 
-@pytest.mark.skipif(programs() is None, reason="no PostgreSQL is installed: scripts/test-cluster installs it")
 async def test_what_is_in_a_database_is_listed_and_checked_without_a_server(
     serve: Serve, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bin_folder = programs()
-    assert bin_folder is not None
-    with postgres_server(bin_folder) as postgres:
+    with real_postgres() as postgres:
         url = postgres.url()
         assert await asyncio.to_thread(main, ["check", url]) == 2
         assert "there are no sessions in this database" in capsys.readouterr().err

@@ -6,7 +6,6 @@ clock says that its leases are over. `scripts/test-cluster` runs the rules, and 
 """
 
 import asyncio
-import importlib.util
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +18,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from standins.clock import ManualClock
-from standins.postgres_server import postgres_server, programs
 from standins.scripted_engine import Script, ScriptedEngine
 from standins.shared_rows import MemoryRows, SharedTables
 from stenograph.cluster.postgres.schema import prepare
@@ -30,7 +28,7 @@ from stenograph.text.renderer import Renderer
 
 from .conftest import Answer, Live, output_ids
 from .test_worker_machine import Doors, Seen, WorkerMachine, run_machine, served
-from .workers_kit import Database, two_workers
+from .workers_kit import Database, real_postgres, two_workers
 
 EXAMPLES = int(os.environ.get("EXAMPLES", "4"))
 LEASE_S = 3600.0
@@ -39,8 +37,6 @@ STEPS = 50
 """More than any reply has tokens."""
 
 pytestmark = pytest.mark.timeout(120 + 5 * EXAMPLES)
-
-FOUND = programs()
 
 
 def store_of(live: Live) -> PostgresStore:
@@ -158,11 +154,7 @@ def test_whatever_is_asked_of_whichever_server_is_what_one_server_says(renderer:
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """An empty database in a real PostgreSQL."""
-    if FOUND is None:
-        pytest.skip("no PostgreSQL is installed: scripts/test-cluster installs it")
-    if importlib.util.find_spec("asyncpg") is None:
-        pytest.skip("asyncpg is not installed: pip install -e '.[postgres]'")
-    with postgres_server(FOUND) as postgres:
+    with real_postgres() as postgres:
         asyncio.run(prepare(postgres.url(), timeout_s=20))
         yield postgres.url()
 

@@ -47,7 +47,9 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
 CHANGES = {"x-request-id", "server-timing", "date", "content-length"}
 
 
-OF_ONE_TURN = re.compile(rb'[0-9a-f]{24,}|(?<="created":)\d+|(?<="created_at":)[\d.]+|(?<="createTime":")[^"]+')
+OF_ONE_TURN = re.compile(
+    rb'[0-9a-f]{24,}|(?<="created":)\d+|(?<="created_at":)[\d.]+|(?<="completed_at":)[\d.]+|(?<="createTime":")[^"]+'
+)
 
 
 def steady(answer: Answer) -> tuple[int, dict[str, str], bytes]:

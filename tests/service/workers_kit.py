@@ -1,18 +1,21 @@
 """Two workers of one server in one process: each with its manager, its port and its socket, around one engine."""
 
 import asyncio
+import importlib.util
 import tempfile
 import uuid
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from socket import AF_UNIX, socket
 from typing import Any
 
 import aiohttp
+import pytest
 from yarl import URL
 
+from standins.postgres_server import PostgresServer, postgres_server, programs
 from standins.scripted_engine import Script, ScriptedEngine
 from standins.shared_rows import MemoryRows, SharedTables
 from stenograph.cli.parts import PARTS
@@ -73,6 +76,17 @@ class Database:
     rows: Callable[[], SharedRows]
     clock: Clock = field(default_factory=SystemClock)
     lease_s: float = 30.0
+
+
+@contextmanager
+def real_postgres() -> Iterator[PostgresServer]:
+    """A real PostgreSQL; where there is none the test is skipped."""
+    if (found := programs()) is None:
+        pytest.skip("no PostgreSQL is installed: scripts/test-cluster installs it")
+    if importlib.util.find_spec("asyncpg") is None:
+        pytest.skip("asyncpg is not installed: pip install -e '.[postgres]'")
+    with postgres_server(found) as server:
+        yield server
 
 
 def places(folder: Path, num: int) -> list[WorkerPlace]:

@@ -18,7 +18,7 @@ from stenograph.cluster.owners import Owner, Owners
 from stenograph.cluster.peer_connection import CLIENT, client_named, is_passed_on, is_workers_own
 from stenograph.cluster.peers import CONNECT_TIMEOUT_S, Peers
 from stenograph.cluster.way import FAILURES, PeerWay, end_to_end
-from stenograph.core.errors import StenographError, UnexpectedFailure
+from stenograph.core.errors import SessionElsewhere, StenographError, UnexpectedFailure
 from stenograph.engine.http.response import NotHttp
 from stenograph.http.auth import PASSED_ON, SESSION_ID, session_named
 from stenograph.http.processes import ServedApp
@@ -51,6 +51,17 @@ def is_for_anyone(scope: Scope) -> bool:
     return path.startswith("/console/")
 
 
+def seen_by(scope: Scope, error: StenographError, check: Callable[[Scope], None]) -> StenographError:
+    """A request's refusal as its asker may see it. That a session is elsewhere tells that it exists: whoever may not
+    know of it, by `check`, gets that refusal, as for one that never was."""
+    if isinstance(error, SessionElsewhere):
+        try:
+            check(scope)
+        except StenographError as unseen:
+            return unseen
+    return error
+
+
 class Forwarded:
     """Counts of the requests passed on by one process, to workers of its server or to others."""
 
@@ -76,13 +87,15 @@ class Forwarding:
         of_server: Collection[str],
         by_credential: bool,
         objects: Callable[[Scope], bool],
+        check: Callable[[Scope], None],
         forwarded: Forwarded,
         passed_on: Forwarded,
         patience_s: float,
         answer_s: float,
     ) -> None:
-        """`objects` says whether a request is refused here, for any process. `forwarded` counts those for workers, each
-        with `patience_s` to be there; `passed_on` those for other servers, with `answer_s` each."""
+        """`objects` says whether a request is refused here, for any process; `check` is `seen_by`'s. `forwarded` counts
+        those for workers, each with `patience_s` to be there; `passed_on` those for other servers, with `answer_s`
+        each."""
         self._served = served
         self._app = app
         self._owners = owners
@@ -93,6 +106,7 @@ class Forwarding:
         """The beginnings of those with further paths below."""
         self._by_credential = by_credential
         self._objects = objects
+        self._check = check
         self._forwarded = forwarded
         self._passed_on = passed_on
         self._patience_s = patience_s
@@ -109,7 +123,7 @@ class Forwarding:
                 await self._forward(owner, scope, receive, send)
                 return
         except StenographError as error:
-            await self._refuse(scope, send, error)
+            await self._refuse(scope, send, seen_by(scope, error, self._check))
         except Exception:
             log.exception("no owner was found for %s %s", scope["method"], scope["path"])
             await self._refuse(scope, send, UnexpectedFailure("The server failed on this request."))

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, urlencode
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stenograph.cluster.forwarding import is_for_anyone
+from stenograph.cluster.forwarding import is_for_anyone, seen_by
 from stenograph.cluster.leased_owners import LeasedOwners
 from stenograph.cluster.owners import number_of
 from stenograph.cluster.peer_connection import is_passed_on, is_workers_own
@@ -24,7 +24,6 @@ from stenograph.cluster.peers import PeerAnswer, Peers, for_asker, named
 from stenograph.cluster.way import end_to_end
 from stenograph.core.errors import (
     IdempotencyMismatch,
-    SessionElsewhere,
     StenographError,
     StorageUnavailable,
     WorkerUnavailable,
@@ -78,18 +77,20 @@ class Gathering:
         peers: Peers,
         own: int,
         leases: LeasedOwners | None,
+        check: Callable[[Scope], None],
         by_credential: bool,
         long_s: float,
     ) -> None:
         """`of_workers` are the routes between workers; None: the server has one process. `leases` know
-        the other servers, and each process the sessions of all, from a database. `long_s`: the longest time for a
-        process to do work."""
+        the other servers, and each process the sessions of all, from a database. `check` is `seen_by`'s. `long_s`: the
+        longest time for a process to do work."""
         self._served = served
         self._app = app
         self._of_workers = of_workers
         self._peers = peers
         self._own = own
         self._leases = leases
+        self._check = check
         self._by_credential = by_credential
         self._long_s = long_s
         ways: Mapping[Asking, Callable[..., Awaitable[PeerAnswer]]] = {
@@ -166,10 +167,11 @@ class Gathering:
         if session_id is None or SESSION_ID.fullmatch(session_id) is None or is_for_anyone(scope):
             return False
         try:
-            error: SessionElsewhere | StorageUnavailable | None = await leases.elsewhere(session_id)
+            error: StenographError | None = await leases.elsewhere(session_id)
         except StorageUnavailable as failure:
             error = failure
         if error is not None:
+            error = seen_by(scope, error, self._check)
             count_error(self._app.metrics, error)
             await send_refusal(send, self._app.refuse_at(scope["path"], error))
         return error is not None

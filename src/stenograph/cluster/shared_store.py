@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import cast
 
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 
 from stenograph.cluster.forwarding import PATIENCE_S, Forwarded, Forwarding
 from stenograph.cluster.gathering import Gathering
@@ -200,6 +200,7 @@ class Cluster(Processes):
             peers=self._peers,
             own=self.number,
             leases=self.leases,
+            check=self._check,
             by_credential=not self._settings.api_key,
             long_s=self._answer_s,
         )
@@ -215,11 +216,16 @@ class Cluster(Processes):
             of_server={row.path for row in self.rows if row.who is Who.SERVER},
             by_credential=not self._settings.api_key,
             objects=lambda scope: guard.judged(scope)[1] is not None,
+            check=self._check,
             forwarded=self._forwarded,
             passed_on=self._passed_on,
             patience_s=self._patience_s,
             answer_s=self._answer_s,
         )
+
+    def _check(self, scope: Scope) -> None:
+        assert self.late is not None, "it is wired before it is configured"
+        self.late().check_agent(scope)
 
     def _of_workers(self) -> ASGIApp | None:
         """The routes between the workers of the server; None: it has one process."""

@@ -5,6 +5,8 @@ Their code is loaded, and they are made, when the first request comes to one of 
 
 from collections.abc import Sequence
 
+from starlette.types import Scope
+
 from stenograph.core.loaded import entry
 from stenograph.http.bulk_parts import OwnParts
 from stenograph.http.bulk_routes import BulkRoutes
@@ -36,6 +38,10 @@ class Late:
     def rows(self) -> Sequence[Route]:
         """The rows of all routes but the turns."""
         return rows(self.core.parts)
+
+    def check_agent(self, scope: Scope) -> str | None:
+        """As the authenticator: raises for whoever may not know of a request's session."""
+        return self.core.authenticator.check_agent(scope)
 
     def own_groups(self) -> Sequence[object]:
         """The objects of the classes with the core's rows."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 from uvicorn.server import ServerState
 
 from stenograph.core.errors import StenographError, StorageUnavailable
@@ -109,6 +109,10 @@ class LateParts(Protocol):
     @property
     def rows(self) -> Sequence[Route]:
         """The rows of all routes but the turns."""
+        ...
+
+    def check_agent(self, scope: Scope) -> str | None:
+        """As the authenticator."""
         ...
 
     def open_parts(self) -> None:
