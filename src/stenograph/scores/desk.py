@@ -10,7 +10,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from stenograph.core.chat import Asked
 from stenograph.core.errors import EngineUnavailable, InvalidRequest
@@ -30,7 +30,11 @@ from stenograph.session.said import annotate
 from stenograph.session.services import TurnServices
 from stenograph.session.session import Session
 from stenograph.session.sessions import Sessions
+from stenograph.session.weights import Weights
 from stenograph.trajectory.strand_facts import SessionFacts, leaves_of
+
+if TYPE_CHECKING:
+    from stenograph.session.policies import LoraWeights
 
 T = TypeVar("T")
 
@@ -57,18 +61,18 @@ class ScoreDesk:
         """Score a session's tokens and keep the annotation; True where it was there already: the same tokens by the
         same weights. Weights without a name are the same in this process alone, until some change. Raises
         InvalidRequest, EngineUnavailable, UpstreamError, SamplesInconsistent, and as `annotate` does."""
-        engine = self._engine(wire.engine)
+        engine = self._engine(wire.engine, wire.policy)
         passes = await self._passes(session_facts(session), wire)
         if wire.name not in session.annotations and len(session.annotations) >= MAX_ANNOTATIONS:
             raise InvalidRequest(f"The session has {MAX_ANNOTATIONS} annotations, the most: reuse a name of theirs.")
         self._sessions.capacity.check(0)  # scores are held as tokens are
-        known, weights = session.annotations.get(wire.name), self._services.weights
+        known, weights = session.annotations.get(wire.name), self._weights(engine, wire.policy)
         num_changes, version = weights.num_changes, await engine.find_version()
         if known is not None and known.digest == digest_of(passes, self._facts(engine, wire, version)):
             return known, True
         results = await self._scored(engine, passes, wire)
         versions = {scores.version for scores in results}
-        if len(versions) > 1 or weights.num_changes != num_changes:
+        if len(versions) > 1 or weights.is_changing or weights.num_changes != num_changes:
             raise EngineUnavailable("Other weights came while the session was scored: ask again.", retry_after_s=1.0)
         version = versions.pop() or version
         annotation = Annotation(
@@ -76,7 +80,7 @@ class ScoreDesk:
             digest=digest_of(passes, self._facts(engine, wire, version)),
             engine=engine.capabilities.engine,
             policy=wire.policy,
-            version=version,
+            version=version if weights is self._services.weights else weights.version,
             at=self._services.clock.wall(),
             turns=scores_of_turns(passes, results),
             tokens={one.token: scores.logprobs[0] for one, scores in zip(passes, results, strict=True) if one.token},
@@ -99,8 +103,14 @@ class ScoreDesk:
                 results.append(await engine.score(request))
         return results
 
-    def _engine(self, name: str | None) -> Engine:
-        """The engine of this name, or the ready one with least to do. Raises InvalidRequest, EngineUnavailable."""
+    def _weights(self, engine: Engine, policy: str | None) -> Weights:
+        """The weights of a score: a LoRA's where the engine lists one of this name; it may be the name of a model."""
+        is_lora = policy is not None and policy in (engine.capabilities.policies or ())
+        return self._services.weights.of(policy) if is_lora else self._services.weights
+
+    def _engine(self, name: str | None, policy: str | None) -> Engine:
+        """The engine of this name, or the ready one with least to do, of those that list the LoRA if any does. Raises
+        InvalidRequest, EngineUnavailable."""
         members = self._services.engine.members
         if name is not None and name not in members:
             raise InvalidRequest(f"engine is one of {', '.join(sorted(members))}, got {name[:200]!r}.", param="/engine")
@@ -109,7 +119,8 @@ class ScoreDesk:
             return members[name]
         if not able:
             raise EngineUnavailable("No engine is ready to score tokens.", retry_after_s=1.0)
-        return min(able, key=lambda one: one.num_running)
+        listing = [one for one in able if policy is not None and policy in (one.capabilities.policies or ())]
+        return min(listing or able, key=lambda one: one.num_running)
 
     async def _passes(self, facts: SessionFacts, wire: ScoreRequestBody) -> list[ScorePass]:
         lines = self._lines(facts, wire)
@@ -189,12 +200,19 @@ class ScoreDesk:
 
     def _facts(self, engine: Engine, wire: ScoreRequestBody, version: str | None) -> Mapping[str, object]:
         """The facts beside ids that scores depend on."""
-        weights = self._services.weights
+        weights, of_lora = self._services.weights, self._weights(engine, wire.policy)
         name = weights.version if version in (None, UNNAMED) else version
-        return {
+        facts: dict[str, object] = {
             "engine": wire.engine,
             "model": engine.capabilities.model,
             "policy": wire.policy,
             "weights": name or [self._id, weights.num_changes],
             "top_k": wire.top_k,
         }
+        if of_lora is not weights:
+            facts["lora"] = [(engine.capabilities.policies or {}).get(wire.policy or ""), self._lora_name(of_lora)]
+        return facts
+
+    def _lora_name(self, weights: Weights) -> object:
+        """The name of a LoRA's last load; of one loaded by another way, its changes in this process."""
+        return cast("LoraWeights", weights).loaded or [self._id, weights.num_changes]

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Cor
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from msgspec import Struct
 from yarl import URL
@@ -186,11 +186,12 @@ class HttpEngine(Engine):
             yield Chunk(ids=(), logprobs=(), finish=Finish(reason=FinishReason.ABORT))
 
     async def score(self, request: "ScoreRequest") -> "Scores":
+        if request.policy is not None:
+            entry("stenograph.engine.http.loras:check_loaded")(self._adapter, request.policy, self._loras)
         scorer = self._adapter.scorer
         scored = entry(scorer)(self._adapter, request, self._ask) if scorer else super().score(request)
         try:
-            scores: Scores = await scored
-            return scores
+            return cast("Scores", await scored)
         except asyncio.CancelledError:
             self._abort_left(request.request_id)
             raise
@@ -223,11 +224,10 @@ class HttpEngine(Engine):
     async def find_version(self) -> str | None:
         if self._version is not None and not self._lacks:
             return self._version
-        try:
+        with contextlib.suppress(UpstreamError, TimeoutError):
             async with asyncio.timeout(PROBE_DEADLINE_S):
                 return await self._adapter.find_version(self._ask)
-        except (UpstreamError, TimeoutError):
-            return None
+        return None
 
     async def find_policies(self) -> None:
         self._is_discovered = False

@@ -15,6 +15,14 @@ _LOST = {404: b"does not exist", 400: b"LoRA adapter"}
 """Words of an engine that lacks a LoRA, by status: vLLM 0.32, SGLang 0.5.23."""
 
 
+def check_loaded(adapter: EngineAdapter, policy: str, loaded: Mapping[str, str]) -> None:
+    """Raise EngineUnavailable where an engine has another LoRA under this name than the one it was told to load last;
+    as `sampled_by_lora`."""
+    listed, expected = (adapter.capabilities.policies or {}).get(policy), loaded.get(policy)
+    if expected is not None and listed != expected and (listed is not None or not expected):
+        raise _lost(policy)
+
+
 async def sampled_by_lora(
     chunks: AsyncGenerator[Chunk, None], adapter: EngineAdapter, policy: str, loaded: Mapping[str, str]
 ) -> AsyncGenerator[Chunk, None]:
@@ -24,12 +32,9 @@ async def sampled_by_lora(
     Raises EngineUnavailable where the engine lacks the LoRA, which is then not among its listed ones, or has another
     under its name.
     """
-    listed, expected = (adapter.capabilities.policies or {}).get(policy), loaded.get(policy)
-    if expected is not None and listed != expected and (listed is not None or not expected):
-        await chunks.aclose()
-        raise _lost(policy)
     try:
         async with aclosing(chunks):
+            check_loaded(adapter, policy, loaded)
             async for chunk in chunks:
                 yield structs.replace(chunk, weights=None, weight_version=None, mixed=None)
     except UpstreamRefused as error:
