@@ -6,7 +6,7 @@ a tenant's turn costs the tokens of its last ones. The counts are of the whole s
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from stenograph.core.clock import Clock
@@ -42,7 +42,7 @@ class _Lane:
     cost: float = _FIRST_COST
     active_until: float = 0.0
     stored_until: float = -1.0
-    is_counting: bool = False
+    counting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Lanes:
@@ -164,23 +164,28 @@ class Lanes:
         self._counts.add(lane.tag, SESSIONS, 1)
 
     async def _counted(self, lane: _Lane, column: int, most: int) -> int:
-        """A tenant's stored tokens or sessions. One request at a time counts them; at the quota, again after a second:
-        they may have been deleted."""
+        """A tenant's stored tokens or sessions. One request at a time counts them, and others wait for the first count;
+        at the quota, again after a second: they may have been deleted."""
         began = self._clock.monotonic()
-        if began >= lane.stored_until and not lane.is_counting:
-            lane.is_counting = True
-            try:
-                tokens, sessions = await self._stored(lane.tag)
-                self._counts.put(lane.tag, STORED, tokens)
-                self._counts.put(lane.tag, SESSIONS, sessions)
-            finally:
-                lane.is_counting = False
-            now = self._clock.monotonic()
-            lane.stored_until = now + max(STORED_FRESH_S, STORED_PAUSES * (now - began))
+        if began >= lane.stored_until and not (lane.stored_until >= 0 and lane.counting.locked()):
+            async with lane.counting:
+                if began >= lane.stored_until:
+                    await self._count(lane)
         num = (self._counts.own if self._is_shared else self._counts.of_all)(lane.tag, column)
         if num >= most:
             lane.stored_until = min(lane.stored_until, self._clock.monotonic() + 1.0)
         return num
+
+    async def _count(self, lane: _Lane) -> None:
+        """Count a tenant's stored tokens and sessions anew. A session opened meanwhile may not be among these: it is
+        one more until the next count."""
+        began, num_before = self._clock.monotonic(), self._counts.own(lane.tag, SESSIONS)
+        num_tokens, num_sessions = await self._stored(lane.tag)
+        num_opened = self._counts.own(lane.tag, SESSIONS) - num_before
+        self._counts.put(lane.tag, STORED, num_tokens)
+        self._counts.put(lane.tag, SESSIONS, num_sessions + num_opened)
+        now = self._clock.monotonic()
+        lane.stored_until = now + max(STORED_FRESH_S, STORED_PAUSES * (now - began))
 
     def _is_free(self, name: str) -> bool:
         """Whether a turn of this tenant may begin."""

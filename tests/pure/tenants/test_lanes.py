@@ -205,6 +205,32 @@ def test_stored_tokens_are_counted_now_and_then() -> None:
     virtually(work())
 
 
+def test_sessions_opened_while_they_are_counted_are_within_the_quota() -> None:
+    """Nothing is known before the first count is over; one that is opened during a count may not be in it."""
+    counts: list[asyncio.Future[int]] = []
+
+    async def stored(_tag: str) -> tuple[int, int]:
+        counts.append(asyncio.get_running_loop().create_future())
+        return 0, await counts[-1]
+
+    async def opened(name: str, num: int, *, counted: int) -> list[str]:
+        tasks = [asyncio.create_task(server.lanes.check_opening(name)) for _ in range(num)]
+        await asyncio.sleep(0.1)
+        counts.pop().set_result(counted)
+        return [type(end).__name__ for end in await asyncio.gather(*tasks, return_exceptions=True)]
+
+    async def work() -> None:
+        for name in ("one", "two"):
+            server.add(name, sessions=3)
+        assert await opened("one", 3, counted=1) == ["NoneType", "NoneType", "LimitExceeded"]
+        assert await opened("two", 1, counted=0) == ["NoneType"]
+        await asyncio.sleep(10)
+        assert await opened("two", 3, counted=1) == ["LimitExceeded", "NoneType", "NoneType"], "the first one counts"
+
+    server = Server(8, stored=stored)
+    virtually(work())
+
+
 def test_who_waits_hears_of_a_stop_of_time_and_of_its_clients_leaving_and_holds_nothing() -> None:
     async def work() -> None:
         server = Server(1, timeout_s=5)
