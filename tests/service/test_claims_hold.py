@@ -11,6 +11,7 @@ import pytest
 
 from standins.clock import ManualClock
 from stenograph.accounts import claims
+from stenograph.core.errors import SessionClaimed
 from stenograph.session import stale
 from stenograph.text.renderer import Renderer
 
@@ -67,6 +68,20 @@ async def test_a_claimed_session_is_neither_deleted_nor_goes_on(
         assert (await receipt(live, mine["claim"], one))["tokens"] == num_one
         assert (await live.call("DELETE", f"/sessions/{one}")).status == 204, "its trainer has had it"
         assert (await accounts(live))["whole"]["tokens"]["trained"] == num_one
+
+
+async def test_a_claimed_session_is_found_beside_a_deletion_that_is_refused(
+    serve: Serve, tmp_path: Path, renderer: Renderer
+) -> None:
+    async with kept("evicted", serve, tmp_path, renderer, ManualClock()) as live:
+        one, _ = await ended(live, "one")
+        await claim(live)
+        let_go(live, "evicted")
+        found, deleted = asyncio.create_task(live.manager.sessions.wake(one)), live.manager.delete(one)
+        await asyncio.sleep(0)  # it is being read
+        with pytest.raises(SessionClaimed):
+            await deleted
+        assert (await found).id == one
 
 
 @KEPT

@@ -65,7 +65,8 @@ class SessionStorage:
         self._reading: Counter[str] = Counter()
         self._num_left: Counter[str] = Counter()
         """Of sessions being read, how often they have left memory meanwhile."""
-        self._deleting: Counter[str] = Counter()
+        self._deleting: dict[str, list[asyncio.Event]] = {}
+        """The ends of deletions under way."""
         self._deleted: set[str] = set()
         self._trained: dict[str, dict[int, int]] = {}
         self._unkept: dict[str, list[Entry]] = {}
@@ -103,8 +104,7 @@ class SessionStorage:
     async def read(self, session_id: str, *, takes: bool = True) -> Session:
         """A session as it is in the store, held by nobody else; where it is not taken, it is only to be read.
 
-        Raises SessionNotFound, also for one being deleted or idle for too long, SessionDamaged, StorageUnavailable or
-        SessionElsewhere.
+        Raises SessionNotFound, also for one idle for too long, SessionDamaged, StorageUnavailable or SessionElsewhere.
         """
         self._reading[session_id] += 1
         try:
@@ -133,9 +133,11 @@ class SessionStorage:
             if stored is None:
                 raise SessionNotFound(session_id)
             session = await self._restored(stored)
-            is_gone = session_id in self._deleted or self._deleting[session_id] > 0  # while it was read
-            if is_gone or session.is_expired(self._clock.monotonic()):
+            if session_id in self._deleted or session.is_expired(self._clock.monotonic()):
                 raise SessionNotFound(session_id)
+            if (ends := self._deleting.get(session_id)) is not None:  # which may be refused
+                await ends[-1].wait()
+                continue
             if takes and session.tail is not None:
                 self.store.check_owned(session.tail)  # whoever goes on with it may be another by now
             if self._num_left[session_id] == num_left:
@@ -183,11 +185,12 @@ class SessionStorage:
         self._forgotten(session.id)
 
     async def remove(self, session_id: str, check: Callable[[Session], None]) -> Session | None:
-        """Delete a session outside of memory: as it was, or None if it was damaged. From now on nobody reads it.
+        """Delete a session outside of memory: as it was, or None if it was damaged. Who reads it meanwhile waits.
 
         Raises SessionNotFound or StorageUnavailable, and as `check`, which refuses it.
         """
-        self._deleting[session_id] += 1
+        end = asyncio.Event()
+        self._deleting.setdefault(session_id, []).append(end)
         try:
             session: Session | None = None
             with suppress(SessionDamaged):
@@ -199,7 +202,8 @@ class SessionStorage:
                 raise SessionNotFound(session_id)
             return session
         finally:
-            self._deleting[session_id] -= 1
+            end.set()
+            self._deleting[session_id].remove(end)
             if not self._deleting[session_id]:
                 del self._deleting[session_id]
 
