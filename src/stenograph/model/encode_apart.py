@@ -35,7 +35,13 @@ def encode_apart(tokenizer_json: str, kind: EncoderKind, text: str) -> "array[in
     command = [sys.executable, "-m", __name__, kind]
     with (
         tempfile.TemporaryFile() as log,
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log) as process,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C in a terminal is for the server, which drains first
+        ) as process,
     ):
         try:
             ids = _exchange(process, (tokenizer_json, text))
