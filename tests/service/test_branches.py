@@ -1,5 +1,6 @@
 """Branches of rollouts at their least certain tokens: exact forks, rewards of turns by them, and refusals."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,12 @@ from typing import Any
 import pytest
 
 from stenograph.client import Client, tree_of
+from stenograph.client.errors import SessionGone
 from stenograph.client.samples import DecodedSample, decoded
-from stenograph.envs.base import WrongEnvironment, environment
-from stenograph.envs.branches import ForkPlan
+from stenograph.client.session import RolloutSession
+from stenograph.envs.base import Task, WrongEnvironment, environment
+from stenograph.envs.branches import ForkPlan, branched
+from stenograph.envs.chat import chat
 from stenograph.envs.folder import RolloutFolder
 from stenograph.envs.rollout import RolloutPlan, members_of, run_rollouts, summary
 
@@ -95,6 +99,44 @@ async def test_an_environment_that_does_something_else_again_loses_its_branches_
     assert {row["end"] for row in line["branches"]} == {"agent_failed"}
     assert all("not what it was" in row["error"] for row in line["branches"])
     assert sample_of(out, line["samples"]).token_rewards is None
+
+
+class OneGoes:
+    """Its first branch deletes its own session; the others end some calls later."""
+
+    retraces = True
+
+    def __init__(self) -> None:
+        self.num_begun = self.num_ended = 0
+        self.has_gone = asyncio.Event()
+
+    def tasks(self, *, limit: int | None, seed: int | None) -> list[Task]:
+        return [Task(id="one", data=None)]
+
+    async def run(self, task: Task, session: RolloutSession) -> float:
+        self.num_begun += 1
+        if self.num_begun == 2:
+            await session.delete()
+            self.has_gone.set()
+            return 0.0
+        async with chat(session, {"max_tokens": 60}) as talk:
+            await talk.say([{"role": "user", "content": "begin"}])
+        if self.num_begun > 2:
+            await self.has_gone.wait()
+            for _ in range(9):
+                await session.ledger()
+        self.num_ended += 1
+        return 1.0
+
+
+async def test_no_branch_runs_on_after_its_rollout_has_failed(live: Live) -> None:
+    for text in ("a long and a bad end", " good", " bad"):
+        live.says(text)
+    made = OneGoes()
+    async with Client(live.url) as client, client.session() as session:
+        with pytest.raises(SessionGone):
+            await branched(made, made.tasks(limit=None, seed=None)[0], session, ForkPlan(num=3))
+        assert (made.num_begun, made.num_ended) == (4, 3)
 
 
 def test_an_environment_that_cannot_be_retraced_is_refused_in_words(tmp_path: Path) -> None:

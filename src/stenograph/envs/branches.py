@@ -108,7 +108,8 @@ async def branched(
 ) -> tuple[Reward | None, list[Branch], str | None]:
     """Run a task, then its branches, all at once; the last value says why there are none. The session's `turn_rewards`
     are then those of `turn_values`, where the rollout and a branch have a number as reward. Raises what the
-    environment's own run raises; a branch that fails has its error, and no value."""
+    environment's own run raises, and what the server refused to a branch, once all have ended; one whose run fails has
+    its error, and no value."""
     chats = RetracedChats()
     with retraced(chats):
         reward = await environment.run(task, session)
@@ -117,7 +118,15 @@ async def branched(
         lines = f"{len(samples)} lines of conversation for {len(chats.said)} replies to stenograph.envs.chat"
         return reward, [], f"a rollout that branches has one line, each turn a reply; this one has {lines}"
     found = places(samples[0], plan.num)
-    branches = list(await asyncio.gather(*(_branch(environment, task, session, chats, place) for place in found)))
+    ended = await asyncio.gather(
+        *(_branch(environment, task, session, chats, place) for place in found),
+        return_exceptions=True,  # none runs on after the rollout
+    )
+    branches: list[Branch] = []
+    for one in ended:
+        if isinstance(one, BaseException):
+            raise one
+        branches.append(one)
     numbers = [(one.place, one.reward) for one in branches if isinstance(one.reward, float)]
     if isinstance(reward, int | float) and numbers:
         session.turn_rewards = turn_values(samples[0], float(reward), numbers)

@@ -84,6 +84,7 @@ async def run_rollouts(
 
     async def agent(member: Member, session: RolloutSession) -> Reward | None:
         reward: Reward | None = None
+        branches.pop((member.task.id, member.number), None)  # of a try that infrastructure failed
         try:
             if plan.fork_at is None:
                 reward = await environment.run(member.task, session)
