@@ -97,6 +97,21 @@ def test_a_fork_of_nothing_ends_with_a_line(flags: tuple[str, ...], told: str) -
     assert (done.returncode, told in done.stderr, "Traceback" in done.stderr) == (2, True, False), done.stderr
 
 
+def test_a_page_of_a_later_fork_that_is_there_stops_the_first(tmp_path: Path) -> None:
+    (tmp_path / "out-2.html").write_text("mine")
+    flags = ("--turn", "1", "-n", "2", "--html", str(tmp_path / "out.html"), "--data-dir", str(tmp_path / "data"))
+    done = ran("fork", "0" * 32, *flags, *python("pass"))
+    assert (done.returncode, "out-2.html' is there already" in done.stderr) == (2, True), done.stderr
+    assert "starting a server" not in done.stderr
+
+
+def test_a_server_that_does_not_answer_is_no_wrong_place(unused_tcp_port: int) -> None:
+    url = f"http://127.0.0.1:{unused_tcp_port}"
+    done = ran("fork", "0" * 32, "--turn", "1", "--url", url, *python("pass"))
+    assert (done.returncode, f"no fork at {url}: the server does not answer" in done.stderr) == (2, True), done.stderr
+    assert "--turn" not in done.stderr
+
+
 def test_a_session_and_a_place_that_are_not_there_are_told(tiny: Path) -> None:
     with running("--model", str(tiny)) as (url, process):
         done = ran("fork", "0" * 32, "--turn", "1", "--url", url, *python("pass"))

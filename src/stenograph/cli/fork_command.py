@@ -7,17 +7,20 @@ from there on.
 
 import dataclasses
 import http
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from stenograph.cli.run_command import RunOptions, code_before, ended_by_signals, on_session, store_of
 from stenograph.cli.run_report import say
 from stenograph.cli.run_server import ServerWish
-from stenograph.cli.session_calls import CallFailed
+from stenograph.cli.session_calls import CallFailed, OpenSession, ServerCalls
 from stenograph.core.errors import StartupError
 
 _KILLED = 128
 """Exit codes above it are of a signal: no other fork is begun then."""
+_REFUSED = {int(http.HTTPStatus.NOT_FOUND): "session ID", int(http.HTTPStatus.BAD_REQUEST): "--turn, --token, --group"}
+"""The wrong part of the command line, by status."""
 
 
 def fork(arguments: dict[str, Any]) -> int:
@@ -32,25 +35,36 @@ def fork(arguments: dict[str, Any]) -> int:
         )
     if server.url is None and store_of(server.settings) is None:
         raise StartupError("fork needs the session's server: give --url, or the --data-dir or --store it is kept in")
-    if (code := code_before(options)) is not None:
-        return code
+    runs = [
+        dataclasses.replace(
+            options, samples=_numbered(options.samples, number, num), html=_numbered(options.html, number, num)
+        )
+        for number in range(1, num + 1)
+    ]
+    for own in runs:
+        if (code := code_before(own)) is not None:
+            return code
+    code = 0
     with ended_by_signals(), server.reached() as reached:
-        for number in range(1, num + 1):
-            try:
-                opened = reached.calls.fork(session_id, {**place, "replay": True})
-            except CallFailed as error:
-                where = "session ID" if error.status == http.HTTPStatus.NOT_FOUND else "--turn, --token"
-                raise StartupError(f"{where}: {error.said or error}") from error
+        for number, own in enumerate(runs, start=1):
+            opened = _forked(reached.calls, session_id, {**place, "replay": True})
             if num > 1:
                 say(f"fork {number} of {num}")
-            own = dataclasses.replace(
-                options, samples=_numbered(options.samples, number, num), html=_numbered(options.html, number, num)
-            )
             ended = on_session(reached, opened, own)
             code = code or ended
             if ended > _KILLED:
                 break
-    return code or 0
+    return code
+
+
+def _forked(calls: ServerCalls, session_id: str, place: Mapping[str, object]) -> OpenSession:
+    """A new fork. Raises StartupError."""
+    try:
+        return calls.fork(session_id, place)
+    except CallFailed as error:
+        if (where := _REFUSED.get(error.status or 0)) is not None:
+            raise StartupError(f"{where}: {error.said or error}") from error
+        raise StartupError(f"no fork at {calls.url}: {error}") from error
 
 
 def _numbered(file: Path | None, number: int, num: int) -> Path | None:
