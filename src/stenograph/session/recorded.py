@@ -29,6 +29,8 @@ UNMARKED = RequestMark(route="", body_print=b"", num_body_bytes=-1)
 SHOWN_CHARS = 60
 """Of each spelling, from a little before their difference on."""
 SHOWN_BEFORE = 20
+COMPARED_CHARS = 4096
+"""Compared at once, in search of the difference of two spellings."""
 
 
 VOLATILE = (
@@ -168,7 +170,7 @@ class RecordedSession:
             before = node.num_messages - len(own)
             at = 0 if node.parent is None else found[node.parent.id]
             if at == before:
-                pairs = zip(own, given[before:], strict=False)
+                pairs = zip(own, given[before : before + len(own)], strict=False)
                 at += sum(1 for _ in takewhile(lambda pair: self._is_alike(*pair), pairs))
             found[node.id] = at
         return found
@@ -233,8 +235,11 @@ def _spelled(value: object) -> str:
 
 def _parted(one: str, other: str) -> str:
     """The place where two texts part, and both from a little before it."""
-    pairs = enumerate(zip(one, other, strict=False))
-    at = next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
+    least, begin = min(len(one), len(other)), 0
+    while begin < least and one[begin : begin + COMPARED_CHARS] == other[begin : begin + COMPARED_CHARS]:
+        begin += COMPARED_CHARS
+    pairs = enumerate(zip(one[begin:][:COMPARED_CHARS], other[begin:][:COMPARED_CHARS], strict=False), begin)
+    at = next((index for index, (a, b) in pairs if a != b), least)
     start = max(0, at - SHOWN_BEFORE)
     return f", character {at}: recorded {_shown(one[start:])}, sent {_shown(other[start:])}"
 
