@@ -12,6 +12,7 @@ from tests.pure.trainers.test_trees import facts
 
 from .conftest import Live, assistant, user
 from .test_claims import claim
+from .test_client import Serve
 from .test_forks import TALK, forked, talked
 
 
@@ -91,6 +92,19 @@ async def test_a_session_without_samples_is_no_path_and_one_that_fails_is_an_err
             await client.trees(sessions=["0" * 32])
         with pytest.raises(ServerRefused):
             await client.trees(group="g", max_seq_len=0)
+
+
+async def test_sessions_of_several_servers_are_a_tree_each(serve: Serve) -> None:
+    async with serve() as one, serve() as other:
+        sessions = [(await talked(live))[0] for live in (one, other)]
+        wanted = [await flat(live, [session]) for live, session in zip((one, other), sessions, strict=True)]
+        async with Client(one.url, other.url) as client:
+            trees = await client.trees(sessions=sessions)
+            with pytest.raises(BadPayload, match=f"session {'0' * 32} has no samples: no server has it"):
+                await client.trees(sessions=[*sessions, "0" * 32])
+            with pytest.raises(ValueError, match="a group or sessions"):
+                await client.trees(group="g", sessions=sessions)
+        assert [[told(sample) for sample in tree.samples()] for tree in trees] == [[*map(told, one)] for one in wanted]
 
 
 async def test_a_fork_without_tokens_of_its_own_is_in_no_claim(live: Live) -> None:

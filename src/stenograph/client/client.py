@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 from stenograph.client.batch import RolloutBatch
 from stenograph.client.calls import HttpCalls, JsonObject, Retries, as_object
 from stenograph.client.claims import ClaimFields, SampleClaim, SampleReceipt, decoded_claim, decoded_receipt
-from stenograph.client.errors import ClientError, ServerUnreachable, TryLater
+from stenograph.client.errors import BadPayload, ClientError, ServerUnreachable, TryLater
 from stenograph.client.progress import PrintedProgress, ProgressSink
 from stenograph.client.rollouts import Agent, BatchOptions, FieldsOf, RolloutRun, RolloutSink
 from stenograph.client.samples import DecodedSamples, SampleOptions
@@ -201,11 +201,17 @@ class Client:
         self, *, group: str | None = None, sessions: Sequence[str] = (), **options: Unpack[SampleOptions]
     ) -> list[Tree]:
         """The samples of a group's sessions, or of these, as one tree of each server that has some: a session with its
-        forks, the rollouts of a task. Raises BadPayload where one of the sessions has an error in place of samples."""
+        forks, the rollouts of a task. Raises BadPayload where one of the sessions has an error in place of samples, or
+        is nowhere."""
+        if group is not None and sessions:
+            raise ValueError("trees takes a group or sessions, not both")
         asked: JsonObject = {"group": group} if group is not None else {"sessions": list(sessions)}
         body = {**asked, **cast("JsonObject", options), "format": "tree"}
         answers = [await self._calls.call("POST", f"{one.url}/samples", body) for one in self._addresses]
-        trees = [await asyncio.to_thread(framed_tree, answer) for answer in answers]
+        absent = [set[str]() for _ in answers]
+        trees = [await asyncio.to_thread(framed_tree, *one) for one in zip(answers, absent, strict=True)]
+        if lost := absent[0].intersection(*absent):
+            raise BadPayload(f"session {min(lost)} has no samples: no server has it")
         return [tree for tree in trees if tree.paths]
 
     async def abandon(self, group: str, *, first: int = 0) -> int:

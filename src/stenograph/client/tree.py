@@ -17,6 +17,7 @@ from stenograph.core.prefix_tree import LineTree, token_keys
 
 REPLAYS = ("rollout_routed_experts", "rollout_indexer_topk")
 _SIZE_BYTES = 8
+_NOT_FOUND = "session_not_found"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -251,13 +252,14 @@ def _paths(tensors: Mapping[str, NDArray[np.generic]]) -> Iterator[TreePath]:
 _DTYPES = {"U32": "<u4", "I32": "<i4", "U16": "<u2", "U8": "|u1"}
 
 
-def framed_tree(answer: bytes) -> Tree:
-    """The tree of an answer of many sessions. Raises BadPayload: it is cut, or a session failed."""
-    return decoded_tree(_payloads(answer))
+def framed_tree(answer: bytes, absent: set[str]) -> Tree:
+    """The tree of an answer of many sessions; those that the server does not have are added to `absent`. Raises
+    BadPayload: it is cut, or a session failed."""
+    return decoded_tree(_payloads(answer, absent))
 
 
-def _payloads(answer: bytes) -> Iterator[bytes]:
-    at, head = 0, dict[str, object]()
+def _payloads(answer: bytes, absent: set[str]) -> Iterator[bytes]:
+    at, head = 0, dict[str, Any]()
     while at < len(answer):
         parts: list[bytes] = []
         for _ in range(2):
@@ -265,9 +267,11 @@ def _payloads(answer: bytes) -> Iterator[bytes]:
             parts.append(answer[at + _SIZE_BYTES : at + _SIZE_BYTES + size])
             at += _SIZE_BYTES + size
         head = json.loads(parts[0])
-        if "error" in head:
+        if "error" in head and head["error"]["code"] == _NOT_FOUND:
+            absent.add(head["session_id"])
+        elif "error" in head:
             raise BadPayload(f"session {head['session_id']} has no samples: {head['error']}")
-        if not head.get("done"):
+        elif not head.get("done"):
             yield parts[1]
     if at != len(answer) or not head.get("done"):
         raise BadPayload("an answer of many sessions was cut")
