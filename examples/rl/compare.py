@@ -144,7 +144,7 @@ def means(runs: Sequence[ShownRun]) -> str:
             found = [run.after["success"] for run in members if run.after is not None]
             counts = {len(run.steps) for run in members if run.after is not None}
             if len(found) > 1:
-                half = T_95[min(len(found), len(T_95)) - 2] * stdev(found) / len(found) ** 0.5
+                half = T_95[min(len(found) - 1, len(T_95)) - 1] * stdev(found) / len(found) ** 0.5
                 steps = " or ".join(map(str, sorted(counts)))
                 lines.append(f"| {task}: {kind} | {len(found)} | {steps} | {fmean(found):.2f} ± {half:.2f} |\n")
     head = "| runs of one kind | runs | steps | held out after, mean and 95 % over runs |\n| --- | --- | --- | --- |\n"

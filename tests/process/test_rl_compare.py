@@ -64,6 +64,19 @@ def test_runs_of_one_kind_have_a_mean_with_the_interval_of_runs(tmp_path: Path) 
     assert "price: token-exact, stale 2 |" not in said
 
 
+def test_the_interval_of_ten_runs_is_by_nine_degrees_of_freedom(tmp_path: Path) -> None:
+    """0.1 times five and 0.5 times five: 2.262 · 0.2108 / √10, and by eight degrees it would be 0.154."""
+    folders = [tmp_path / f"run-{number}" for number in range(10)]
+    for number, folder in enumerate(folders):
+        folder.mkdir()
+        (folder / "steps.jsonl").write_text(step(0, forbidden_drift=0) + "\n")
+        after = held(0.1 if number < 5 else 0.9)
+        (folder / "summary.json").write_text(
+            json.dumps({"drift": "none", "seed": number, "before": held(0.1), "after": after})
+        )
+    assert "| price: token-exact | 10 | 1 | 0.50 ± 0.30 |" in compared(*folders).stdout
+
+
 def test_runs_are_a_table_and_a_picture_that_is_the_same_each_time(tmp_path: Path) -> None:
     runs = folders(tmp_path)
     done = compared(*runs, "--plot", tmp_path / "one.svg", "--table", tmp_path / "runs.md")
