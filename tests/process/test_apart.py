@@ -9,7 +9,7 @@ import pytest
 
 from stenograph.envs.apart import ApartFailed, ApartTooMuch, Bounds, apart, started
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(600)
 
 BOUNDS = Bounds(cpu_s=1, call_s=30, memory_bytes=64 << 20)
 

@@ -24,7 +24,7 @@ async def versions(client: Client) -> list[str]:
     return [span.version for sample in rollout.samples for span in sample.weight_spans]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_the_client_swaps_weights_into_a_running_engine(tmp_path: Path) -> None:
     model, other = write_tiny_folder(tmp_path / "model"), write_tiny_folder(tmp_path / "weights" / "new", seed=1)
     keys = ["--api-key", "for-trainers", "--admin-key", "for-weights"]

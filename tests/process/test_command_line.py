@@ -13,7 +13,7 @@ import pytest
 import stenograph
 from stenograph.cli.commands import COMMANDS
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(600)
 
 HEAVY = {"aiohttp", "gguf", "jinja2", "llguidance", "minijinja", "numpy", "starlette", "tokenizers", "uvicorn", "yarl"}
 MAX_OWN_MODULES = 40

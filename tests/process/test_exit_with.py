@@ -14,7 +14,7 @@ from standins.tiny.llama import write_tiny_folder
 from tests.process.test_serve import command, running, stop
 
 pytestmark = [
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the kernel has no descriptors of processes"),
 ]
 

@@ -13,7 +13,7 @@ from stenograph.model.files import load_model_files
 
 from .test_serve import command
 
-pytestmark = [pytest.mark.weights, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.weights, pytest.mark.timeout(600)]
 
 
 def fetched(gguf: Path, folder: Path, *, limit_bytes: int | None = None) -> "subprocess.CompletedProcess[str]":

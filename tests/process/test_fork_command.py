@@ -12,7 +12,7 @@ import pytest
 from .test_run import python
 from .test_serve import command, get, post, running, stop
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 
 SAYS = """
 import openai

@@ -21,7 +21,7 @@ CACHED = "models--some-org--tiny-1.0"
 TEXT = {"tokenizer.json", "tokenizer_config.json", "config.json"}
 WEIGHTS = "model.safetensors"
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")

@@ -89,7 +89,7 @@ def num_beats(url: str, *, later_than_s: float | None = None) -> int:
     return int(counts["+Inf"] - (0 if later_than_s is None else counts[str(later_than_s)]))
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_the_callback_that_holds_the_loop_is_named_if_configured_and_the_lag_is_counted(tmp_path: Path) -> None:
     with running(tmp_path, "--loop-watchdog", "on") as (url, process):
         chat = f"{post(f'{url}/sessions')['base_url']}/chat/completions"
@@ -108,7 +108,7 @@ def test_the_callback_that_holds_the_loop_is_named_if_configured_and_the_lag_is_
         assert num_beats(url, later_than_s=0.05) > before
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_the_lag_is_counted_without_being_asked_for(tmp_path: Path) -> None:
     with running(tmp_path) as (url, _):
         while not num_beats(url):

@@ -31,7 +31,7 @@ from stenograph.otel.tracing import TRACE_METRICS
 ROOT = Path(__file__).parents[2]
 PACKAGING = ROOT / "packaging"
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(600)
 
 EVERY_METRIC = (*METRICS, *STORE_METRICS, *WEIGHT_METRICS, *TRACE_METRICS, *WORKER_METRICS)
 

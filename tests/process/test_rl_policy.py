@@ -17,7 +17,7 @@ if "TEST_TRAINERS" not in os.environ:  # scripts/test-trainers has it
 
 RL = Path(__file__).parents[2] / "examples" / "rl"
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]  # of transformers' own imports
+pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]  # of transformers' own imports
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from stenograph.trainers.trees import packed
 
 from .test_serve import command
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 
 MINE = """
 from stenograph.envs.chat import chat

@@ -22,7 +22,7 @@ from standins.tiny.llama import write_tiny_folder
 
 from .test_serve import command, get, running
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 
 AGENT = """
 import sys

@@ -15,7 +15,7 @@ import pytest
 from .test_run import python, run
 from .test_serve import command, get
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 
 TURNS = """
 import os, sys, urllib.request

@@ -17,7 +17,7 @@ from stenograph.cli.session_calls import CallFailed, ServerCalls
 from .test_run import python, run
 from .test_run_kept import TURNS
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 
 KILL_SERVER = """
 import os, signal

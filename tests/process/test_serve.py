@@ -78,7 +78,7 @@ def server(smollm2_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.weights
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_the_openai_sdk_talks_through_a_session_and_its_sample_is_exact(server: str) -> None:
     session = post(f"{server}/sessions")
     with openai.OpenAI(base_url=session["base_url"], api_key="none") as client:
@@ -106,7 +106,7 @@ def test_the_openai_sdk_talks_through_a_session_and_its_sample_is_exact(server: 
 
 
 @pytest.mark.weights
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_the_agent_of_the_demo_works_and_leaves_a_sample(server: str, tmp_path: Path) -> None:
     out = tmp_path / "sample.safetensors"
     done = subprocess.run(
@@ -120,7 +120,7 @@ def test_the_agent_of_the_demo_works_and_leaves_a_sample(server: str, tmp_path: 
 
 
 @pytest.mark.weights
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_the_agent_of_anthropic_s_sdk_works_and_leaves_a_sample(server: str) -> None:
     command = [sys.executable, str(EXAMPLES / "anthropic_agent.py"), "--url", server]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -131,7 +131,7 @@ def test_the_agent_of_anthropic_s_sdk_works_and_leaves_a_sample(server: str) -> 
 
 
 @pytest.mark.weights
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_when_the_engine_dies_its_request_gets_503_and_the_session_goes_on(smollm2_path: Path) -> None:
     with running("--model", str(smollm2_path)) as (url, process):
         session = post(f"{url}/sessions")
@@ -168,7 +168,7 @@ def test_when_the_engine_dies_its_request_gets_503_and_the_session_goes_on(smoll
 
 
 @pytest.mark.weights
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_sigterm_lets_a_running_turn_end_and_a_second_one_does_not(smollm2_path: Path) -> None:
     for second in (False, True):
         with running("--model", str(smollm2_path)) as (url, process):

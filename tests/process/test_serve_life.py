@@ -19,7 +19,7 @@ from standins.sglang_server import SGLangServer
 
 END = 2
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(600)
 
 
 @dataclass(slots=True)

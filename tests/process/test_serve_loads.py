@@ -14,7 +14,7 @@ from benchmarks.kit.processes import Children
 from benchmarks.kit.reply_shape import ReplyShape
 from benchmarks.kit.servers import start_standin
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(600)
 
 ONE_ENGINE = 219
 """Modules of ours that a server loads for OpenAI's chats, one SGLang and SQLite."""

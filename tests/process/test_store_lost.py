@@ -15,7 +15,7 @@ from standins.tiny.llama import write_tiny_folder
 from ..crash.load import END
 from ..crash.warm import WarmParent
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(600)
 
 
 async def test_a_server_that_cannot_write_any_more_ends_with_exit_code_74_and_has_what_it_acknowledged(

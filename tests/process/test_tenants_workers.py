@@ -17,7 +17,7 @@ from stenograph.tenants.tenant import hash_of
 from .chat_load import END
 from .test_workers import started
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(600)
 
 
 def with_tenant(name: str) -> str:

@@ -16,7 +16,7 @@ if "TEST_TRAINERS" not in os.environ:  # scripts/test-trainers has it
     pytest.importorskip("torch", reason="torch is an extra; scripts/test-trainers runs this")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_trainer_of_the_examples_learns_by_the_commands_that_it_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

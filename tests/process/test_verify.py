@@ -33,7 +33,7 @@ async def verify(*flags: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.weights
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 async def test_a_model_that_holds_exits_0_with_a_session_of_the_embedded_engine(smollm2_path: Path) -> None:
     code, out, err = await verify("--model", str(smollm2_path), "--engine", "embedded")
     assert code == 0, out + err
@@ -44,7 +44,7 @@ async def test_a_model_that_holds_exits_0_with_a_session_of_the_embedded_engine(
     assert "playing a session: 100 %" in err
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 async def test_a_session_is_played_with_a_server_at_an_address(tiny: Path) -> None:
     async with VLLMServer(models=[tiny.name]) as server:
         server.plan(*(ReplyScript(ids=(70 + number, END)) for number in range(4)))
@@ -60,7 +60,7 @@ async def test_a_session_is_played_with_a_server_at_an_address(tiny: Path) -> No
         assert asked[after][: len(line)] == line
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 async def test_the_tokenizers_files_alone_are_enough_to_verify_with_an_engine_at_an_address(
     tiny: Path, tmp_path: Path
 ) -> None:
@@ -85,7 +85,7 @@ def test_a_replay_whose_shape_no_file_says_is_refused_at_start(
         make_adapter(settings, files)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 async def test_a_template_that_rewrites_exits_1_and_plays_nothing(tmp_path: Path) -> None:
     folder = write_tiny_folder(tmp_path)
     tokens = {"chat_template": "{{ messages | length }}" + TEMPLATE, "eos_token": "<|im_end|>"}
@@ -96,7 +96,7 @@ async def test_a_template_that_rewrites_exits_1_and_plays_nothing(tmp_path: Path
     assert "No session was played" in out
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 async def test_an_unreadable_model_exits_2_in_one_line(tmp_path: Path) -> None:
     code, out, err = await verify("--model", str(tmp_path))
     assert (code, out) == (2, "")
@@ -104,7 +104,7 @@ async def test_an_unreadable_model_exits_2_in_one_line(tmp_path: Path) -> None:
     assert len(err.splitlines()) == 1
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 async def test_an_engine_that_is_away_exits_2_and_is_named_with_the_reason(tiny: Path) -> None:
     async with VLLMServer(models=[tiny.name]) as gone:
         flags = ("--family", "smollm2", "--engine", "vllm", "--engine-url", gone.url)
@@ -117,7 +117,7 @@ async def test_an_engine_that_is_away_exits_2_and_is_named_with_the_reason(tiny:
     )
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 async def test_an_engine_that_goes_away_during_the_session_exits_2(tiny: Path) -> None:
     async with VLLMServer(models=[tiny.name]) as server:
         server.plan(ReplyScript(ids=(70, END)), ReplyScript(status=503, body=b"busy"))

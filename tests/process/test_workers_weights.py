@@ -16,7 +16,7 @@ from standins.tiny.llama import write_tiny_folder
 from .chat_load import END
 from .test_workers import Parent, started
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 
 class Trainer:

@@ -236,7 +236,7 @@ class Ask(NamedTuple):
 ASKS = st.builds(Ask, st.integers(0, 3), st.booleans(), st.booleans(), st.booleans(), st.booleans())
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     budgets=st.builds(

@@ -41,7 +41,7 @@ from .test_cancel_anywhere import (
     user,
 )
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(600)
 
 
 class SlowStore(MemoryStore):

@@ -29,7 +29,7 @@ from .console_kit import BAD, PROSE, branches, good, group_of, hostile, make_lar
 from .images_kit import PAD, seeing_renderer
 from .test_images import rig_of, samples, sees
 
-pytestmark = [pytest.mark.console, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.console, pytest.mark.timeout(600)]
 
 playwright = pytest.importorskip(
     "playwright.async_api", reason="playwright is not installed: scripts/test-console does"

@@ -15,7 +15,7 @@ from stenograph.cli.main import main
 from .conftest import Live, user
 from .test_durable import Serve, conversation, folder, kept
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(600)
 
 __all__ = ["folder", "kept"]  # fixtures
 

@@ -26,7 +26,7 @@ from .conftest import Answer, Live, user
 from .test_openapi import operations_in, routes_of
 from .workers_kit import Workers, two_workers
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(600)
 
 Serve = Callable[..., AbstractAsyncContextManager[Live]]
 

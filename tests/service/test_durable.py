@@ -21,7 +21,7 @@ from stenograph.trajectory.commits import ModelMark
 from .conftest import Answer, Live, assistant, user
 from .memory_store import MemoryStore
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(600)
 
 Serve = Callable[..., AbstractAsyncContextManager[Live]]
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}

@@ -15,7 +15,7 @@ from .conftest import Live, user
 from .test_durable import Failing, Serve, conversation, folder, kept, shown
 from .test_outcomes import FATES, counted
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(600)
 
 __all__ = ["folder", "kept"]
 

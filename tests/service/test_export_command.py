@@ -18,7 +18,7 @@ from stenograph.trajectory.commits import ModelMark
 
 from .test_durable import Serve, conversation, folder, kept
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(600)
 
 __all__ = ["folder", "kept"]
 

@@ -21,7 +21,7 @@ from .conftest import Live, assistant, user
 from .console_kit import HOSTILE
 from .test_durable import Serve, folder, kept
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(600)
 
 __all__ = ["folder", "kept"]
 

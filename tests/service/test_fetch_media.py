@@ -11,7 +11,7 @@ from stenograph.core.errors import InvalidRequest
 from stenograph.http.fetch_media import Address, CheckedResolver, MediaFetcher, NotPublic, is_public
 from tests.store_laws import medium
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(600)
 
 PICTURE = b"\x89PNG" * 1000
 MOST = 2**20

@@ -351,7 +351,7 @@ def test_whatever_happens_nothing_stays_held_and_every_try_has_an_outcome(plan: 
             rig.check_idle()
         counts = [status.counts for status in rig.statuses if status.counts is not None]
         assert [sum(count.outcomes.values()) for count in counts] == rig.num_asked()
-        places = [place for place in rig.fleet._sessions._places.values() if place.home is not None]
+        places = [place for place in rig.fleet._sessions._by_key.values() if place.home is not None]
         homes = Counter(place.home.name for place in places if place.home is not None)
         assert {post.name: post.num_sessions for post in rig.fleet._posts if post.num_sessions} == dict(homes)
         left = Counter[str]()

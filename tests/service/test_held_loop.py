@@ -26,7 +26,7 @@ import uvloop
 
 from .worst_requests import BODY_BYTES, READ, TABLE, Worst, large_renderer, send_all
 
-pytestmark = [pytest.mark.timed, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.timed, pytest.mark.timeout(600)]
 
 MAX_HELD = 1.5
 """How long `/health` may wait at most, in times of `plain_work_s`: 0.1 s on the machine that docs/performance.md

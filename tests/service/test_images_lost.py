@@ -13,7 +13,7 @@ from .test_vllm_sessions import Rig
 
 __all__ = ["rig", "seeing"]  # fixtures
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(600)
 
 _FILE = Path(__file__).parent / "recordings" / "vllm" / "images.json"
 _RECORDED: dict[str, str] = {one["name"]: one["body"] for one in json.loads(_FILE.read_text(encoding="utf-8"))}

@@ -29,7 +29,7 @@ from .test_images import image, part, rig_of, samples, seeing, seen, sees, text
 
 __all__ = ["check", "folder", "seeing"]  # fixtures
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(600)
 Serve = Callable[..., AbstractAsyncContextManager[Live]]
 
 PICTURE, OTHER = medium(b"\x89PNG a picture", "image/jpeg"), medium(b"another")

@@ -12,7 +12,7 @@ from .conftest import Answer, Live
 from .memory_store import MemoryStore
 from .test_durable import Serve, conversation, folder, kept
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(600)
 
 __all__ = ["folder", "kept"]
 

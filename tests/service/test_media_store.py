@@ -15,7 +15,7 @@ from stenograph.store.folder import DataFolder
 from stenograph.store.sqlite import SqliteStore
 from tests.store_laws import medium, session_id
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(600)
 
 PICTURE = medium(b"a picture" * 1000)
 

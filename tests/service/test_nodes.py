@@ -26,7 +26,7 @@ from .conftest import Live, assistant, output_ids, user
 from .test_durable import conversation
 from .workers_kit import HEAD_SIZES, check_head_limits, real_postgres
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(600)
 
 Serve = Callable[..., AbstractAsyncContextManager[Live]]
 

@@ -25,7 +25,7 @@ from stenograph.text.renderer import Renderer
 
 from .conftest import END, Live, assistant, running, user
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 STAY, EVICT, RESTART = "stay", "evict", "restart"
 LONG = "a reply that is long enough to be known again wherever it stands, whoever has it"

@@ -1197,7 +1197,7 @@ def _check_line(nodes: Any) -> None:
         before = node
 
 
-@pytest.mark.timeout(300)  # hundreds of examples, on a machine that may do other work too
+@pytest.mark.timeout(600)  # hundreds of examples, on a machine that may do other work too
 @pytest.mark.parametrize(("timeout_s", "num_passes"), [(None, 0), (TIMEOUT_S, 3)])
 @pytest.mark.parametrize("kind", list(HistoryKind))
 def test_whatever_happens_in_whatever_order_the_sessions_are_what_the_contract_says(

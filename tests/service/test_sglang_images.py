@@ -30,7 +30,7 @@ from .conftest import END, Answer, running
 from .images_kit import NUM_IDS, seeing_renderer
 from .images_kit import PAD as TOKEN
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(600)
 
 PAD, VOCAB = 90, 1000
 IMAGES = [medium(bytes([1, 2, number])) for number in (0, 4, 15)]

@@ -37,7 +37,7 @@ from tests.store_laws import ONE_TURN, appended, check_store, payloads, session_
 
 from .workers_kit import real_postgres
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(600)
 
 TIMEOUT_S = 20.0
 

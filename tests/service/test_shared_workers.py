@@ -25,7 +25,7 @@ from .test_workers import ASKED, steady
 from .test_workers_bulk import arrow
 from .workers_kit import Workers, two_workers
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(600)
 
 
 @dataclass(frozen=True, slots=True)

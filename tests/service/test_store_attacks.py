@@ -25,7 +25,7 @@ from tests.store_laws import appended, session_id
 
 from .conftest import Live, assistant, user
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(600)
 
 Serve = Callable[..., AbstractAsyncContextManager[Live]]
 

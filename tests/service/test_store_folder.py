@@ -22,7 +22,7 @@ from stenograph.store.settings import Durability
 from stenograph.store.sqlite import SqliteStore
 from tests.store_laws import appended, session_id
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture

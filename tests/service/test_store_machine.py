@@ -29,7 +29,7 @@ from stenograph.store.settings import Durability
 from stenograph.store.sqlite import SqliteStore
 from tests.store_laws import ONE_TURN, payloads, session_id
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 T = TypeVar("T")
 

@@ -27,7 +27,7 @@ from tests.store_laws import ONE_TURN, appended, check_store, payloads, session_
 
 from .memory_store import MemoryStore
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from .test_delivery import BODY, ask, lose_reply
 from .test_half_requests import FRAMED, OFFERS, connected
 from .workers_kit import HEAD_SIZES, Workers, check_head_limits, places, serving, two_workers
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(600)
 
 Start = Callable[..., AbstractAsyncContextManager[Workers]]
 

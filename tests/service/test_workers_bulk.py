@@ -24,7 +24,7 @@ from .test_bulk import bulk, frames, listed, own, rollout
 from .test_claims import claim, receipt
 from .workers_kit import Workers, places, serving, two_workers
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(600)
 
 GROUP = ("GET", "/console/api/group?name=g")
 

@@ -30,7 +30,7 @@ from stenograph.text.renderer import Renderer
 from .conftest import END, Answer, Live, tiny_files, user
 from .workers_kit import places, serving
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(600)
 
 
 @dataclass(slots=True, kw_only=True)

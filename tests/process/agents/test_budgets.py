@@ -15,7 +15,7 @@ from . import test_claude_code, test_codex, test_gemini_cli, test_opencode
 from .conftest import Talk, Talking
 from .installed import Ran, ledger
 
-pytestmark = [pytest.mark.agents, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.agents, pytest.mark.timeout(600)]
 
 END_S = 10.0
 ASK = "What is here?"

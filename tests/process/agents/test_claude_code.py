@@ -16,7 +16,7 @@ from stenograph.http.keep_alive import BEGIN_S, SILENCE_S
 from .conftest import Reply, Talk, Talking, call
 from .installed import Program, Ran, ledger, session_json, strands
 
-pytestmark = [pytest.mark.agents, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.agents, pytest.mark.timeout(600)]
 
 CLAUDE = Program(title="Claude Code", folder="claude-code-2.1.330", name="claude")
 LOOK = "<think>\nLook first.\n</think>\n\nI look.\n" + call("Bash", '{"command":  "ls", "description": "list"}')

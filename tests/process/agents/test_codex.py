@@ -14,7 +14,7 @@ import pytest
 from .conftest import Reply, Talk, Talking, call
 from .installed import Program, Ran, ledger, strands
 
-pytestmark = [pytest.mark.agents, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.agents, pytest.mark.timeout(600)]
 
 CODEX = Program(title="Codex", folder="codex-0.169.0", name="codex")
 LOOK = "<think>\nLook first.\n</think>\n\nI look.\n" + call("exec_command", '{"cmd":  "ls"}')

@@ -8,7 +8,7 @@ import pytest
 from .conftest import Talk, Talking
 from .test_budgets import AGENTS
 
-pytestmark = [pytest.mark.agents, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.agents, pytest.mark.timeout(600)]
 
 OWN = "There is no session '{id}'"
 WORDS = {"claude-code": "There's an issue with the selected model"}

@@ -14,7 +14,7 @@ import pytest
 from .conftest import Talking, call
 from .installed import Program, Ran, ledger
 
-pytestmark = [pytest.mark.agents, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.agents, pytest.mark.timeout(600)]
 
 GEMINI = Program(title="Gemini CLI", folder="gemini-cli-0.61.0", name="gemini")
 LOOK = "<think>\nLook first.\n</think>\n\nI look.\n" + call("list_directory", '{"dir_path":  "."}')

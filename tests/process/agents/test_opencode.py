@@ -12,7 +12,7 @@ import pytest
 from .conftest import Talk, Talking, call
 from .installed import Program, Ran
 
-pytestmark = [pytest.mark.agents, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.agents, pytest.mark.timeout(600)]
 
 OPENCODE = Program(title="opencode", folder="opencode-1.18.33", name="opencode")
 LOOK = "<think>\nLook first.\n</think>\n\nI look.\n" + call("bash", '{"command":  "ls", "description": "list"}')

@@ -34,7 +34,7 @@ from tests.service.images_kit import NUM_IDS, PAD, seeing_renderer
 from . import test_claude_code, test_codex, test_gemini_cli, test_opencode
 from .conftest import CONTEXT_TOKENS, SAMPLES, call, trained_runs
 
-pytestmark = [pytest.mark.agents, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.agents, pytest.mark.timeout(600)]
 
 DONE = "It is grey."
 

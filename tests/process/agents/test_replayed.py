@@ -25,7 +25,7 @@ from . import test_claude_code, test_codex, test_gemini_cli, test_opencode
 from .conftest import Talking
 from .installed import Ran
 
-pytestmark = [pytest.mark.agents, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.agents, pytest.mark.timeout(600)]
 
 UNLIKE = (".sequence_number", ".prompt_cache_key")
 """The count of the pieces, and an echo of Codex's own name for each run."""

@@ -48,7 +48,7 @@ def tiny_run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     return folder / "run.json", done.stdout
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_a_tiny_run_of_every_scenario_ends_without_an_error_in_a_table_and_one_json_line(
     tiny_run: tuple[Path, str],
 ) -> None:
@@ -70,7 +70,7 @@ def test_a_tiny_run_of_every_scenario_ends_without_an_error_in_a_table_and_one_j
     assert "| A " in tiny_run[1]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_a_server_with_other_flags_is_measured_in_turn_with_the_first_at_each_level(
     model: Path, tmp_path: Path
 ) -> None:
@@ -93,7 +93,7 @@ def test_a_server_with_other_flags_is_measured_in_turn_with_the_first_at_each_le
     assert "against before" in done.stdout
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_the_server_of_another_checkout_is_measured_in_turn_with_ours_and_the_ratios_are_shown(
     model: Path, tmp_path: Path
 ) -> None:
@@ -202,7 +202,7 @@ def test_an_artifact_is_drawn_into_a_folder_by_its_name(tiny_run: tuple[Path, st
     assert last_line(done.stdout)["plots"] == [str(tmp_path / "plots" / "run.png")]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_a_server_that_does_not_start_ends_the_run_with_its_own_words(model: Path, tmp_path: Path) -> None:
     flags = ("responsiveness", "--scenario", "B", "--scale", "0.02", "--repeats", "1", "--model", str(model))
     done = bench(*flags, "--server-flags=--no-such-flag", cwd=tmp_path)
@@ -210,7 +210,7 @@ def test_a_server_that_does_not_start_ends_the_run_with_its_own_words(model: Pat
     assert "no-such-flag" in done.stderr
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_leaves_no_process_behind(number: signal.Signals, model: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "stenograph.cli.main", "bench", "responsiveness", "--scenario", "D"]

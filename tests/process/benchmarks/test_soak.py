@@ -36,7 +36,7 @@ def artifact_in(folder: Path) -> Any:
     return result
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_short_soak_sees_every_kind_of_fault_and_no_error_that_was_not_ordered(model: Path, tmp_path: Path) -> None:
     arguments = ("--duration", "120", "--max-turns", "600", "--clients", "8", "--model", str(model))
     done = soak(*arguments, "--server-flags=--family chatml", "--plot", "run.png", "--log", "log.txt", cwd=tmp_path)
@@ -56,7 +56,7 @@ def test_a_short_soak_sees_every_kind_of_fault_and_no_error_that_was_not_ordered
     assert (tmp_path / "log.txt").stat().st_size > 0
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_an_outcome_that_was_not_ordered_is_printed_with_its_seed_and_ends_in_exit_code_1(
     model: Path, tmp_path: Path
 ) -> None:

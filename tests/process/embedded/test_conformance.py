@@ -79,7 +79,7 @@ async def test_the_embedded_engine_keeps_the_laws_on_a_tiny_model(tmp_path: Path
 
     options = EmbeddedOptions(threads=1, max_batch=4, kv_tokens=4096)
     make = embedded(folder, options, "the user asks and", score=score, score_at=score_at, max_sequence_tokens=CONTEXT)
-    report = await check_engine(make)
+    report = await check_engine(make, deadline_s=600.0)
     assert set(report.not_offered) == NOT_OFFERED
     assert set(report.shown) == {*LAWS, *LAST_LAWS} - NOT_OFFERED
 

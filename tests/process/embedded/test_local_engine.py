@@ -171,7 +171,7 @@ MIXED = [
 ]
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 async def test_whenever_the_process_is_killed_every_request_ends_with_an_answer_and_a_new_process_gives_it(
     folder: Path,
 ) -> None:

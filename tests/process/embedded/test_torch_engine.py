@@ -19,7 +19,7 @@ from .test_conformance import NOT_OFFERED, embedded
 torch = pytest.importorskip("torch", reason="torch is an extra; scripts/test-torch runs these")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("device", ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])
 async def test_the_embedded_engine_on_torch_keeps_the_laws(device: str, tmp_path: Path) -> None:
     folder = write_tiny_folder(tmp_path / "tiny")

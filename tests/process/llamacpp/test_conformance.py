@@ -95,7 +95,7 @@ async def test_llama_cpp_keeps_the_laws_on_a_tiny_model(tiny_gguf: Path, tiny_fo
         max_sequence_tokens=CONTEXT,
         tolerance_nats=1e-4,
     )
-    report = await check_engine(make)
+    report = await check_engine(make, deadline_s=600.0)
     assert set(report.not_offered) == NOT_OFFERED | NEVER_WHOLE
     assert set(report.shown) == {*LAWS, *LAST_LAWS} - NOT_OFFERED - NEVER_WHOLE
 

@@ -20,7 +20,7 @@ PROMPT = (
 
 
 @pytest.mark.weights
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_the_greedy_reply_is_the_known_one_and_sampled_logprobs_are_the_teacher_forced_ones(
     smollm2_path: Path,
 ) -> None:

@@ -35,7 +35,7 @@ def tokenize(name: str, *pieces: tuple[str, bool]) -> TokenizeText:
     )
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(600)
 def test_a_text_that_takes_long_holds_up_neither_its_submitter_nor_other_texts() -> None:
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     tokenizer = Held("long")
@@ -52,7 +52,7 @@ def test_a_text_that_takes_long_holds_up_neither_its_submitter_nor_other_texts()
     assert events.get() == TokenizedText(request_id=RequestId("a"), ids=tokenizer.encode("long").tobytes())
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(600)
 def test_texts_over_capacity_are_refused_and_a_dropped_one_frees_a_place() -> None:
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     tokenizer = Held("long")

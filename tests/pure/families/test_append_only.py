@@ -11,7 +11,7 @@ from stenograph.core.messages import Message, Role
 from stenograph.text.conversations import ARGUMENTS, ODD_ARGUMENTS, ODD_TEXT, WEATHER, call, result, said, user
 from stenograph.text.renderer import Renderer
 
-pytestmark = [pytest.mark.families, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.families, pytest.mark.timeout(600)]
 
 LoadReal = Callable[..., Any]
 THINKING: dict[str, object] = {}

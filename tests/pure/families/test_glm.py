@@ -18,7 +18,7 @@ from stenograph.text.conversations import WEATHER, appended, call, exchanges, re
 from stenograph.text.renderer import Renderer
 from stenograph.verify.verify import verify
 
-pytestmark = [pytest.mark.families, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.families, pytest.mark.timeout(600)]
 
 LoadReal = Callable[..., Any]
 FAMILY_OF = {

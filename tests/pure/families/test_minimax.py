@@ -16,7 +16,7 @@ from stenograph.text.conversations import WEATHER, ExampleExchange, appended, ca
 from stenograph.text.renderer import Renderer
 from stenograph.verify.verify import verify
 
-pytestmark = [pytest.mark.families, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.families, pytest.mark.timeout(600)]
 
 LoadReal = Callable[..., Any]
 NAME = "minimax-m2"

@@ -13,7 +13,7 @@ from stenograph.text.conversations import ODD_ARGUMENTS, WEATHER, appended, call
 from stenograph.text.renderer import Renderer
 from stenograph.verify.verify import verify
 
-pytestmark = [pytest.mark.families, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.families, pytest.mark.timeout(600)]
 
 LoadReal = Callable[..., Any]
 NAME = "minimax-m3"

@@ -24,7 +24,7 @@ from stenograph.text.conversations import WEATHER, appended, call, exchanges, re
 from stenograph.text.renderer import Renderer
 from stenograph.verify.verify import verify
 
-pytestmark = [pytest.mark.families, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.families, pytest.mark.timeout(600)]
 
 VERSIONS = {"v3": "mistral-v3", "v7": "mistral-v7", "v11": "mistral-v11", "v13": "mistral-v13-thinking"}
 NUM_LISTED = 40

@@ -17,7 +17,7 @@ from stenograph.core.messages import Message, Role
 from stenograph.text.conversations import ExampleExchange, appended, exchanges
 from stenograph.verify.template_reply import may_answer, sampled_as
 
-pytestmark = [pytest.mark.families, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.families, pytest.mark.timeout(600)]
 
 LoadReal = Callable[..., Any]
 Conversation = tuple[Message, ...]

@@ -14,7 +14,7 @@ from stenograph.core.types import EffectivePrompt, Prompt, PromptMedia, token_id
 from stenograph.text.conversations import WEATHER, call, result, said, user
 from tests.store_laws import medium
 
-pytestmark = [pytest.mark.families, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.families, pytest.mark.timeout(600)]
 
 LoadReal = Callable[..., Any]
 FAMILY_OF = {

@@ -15,7 +15,7 @@ from stenograph.text.conversations import ODD_TEXT, WEATHER, said, user
 from stenograph.text.renderer import Renderer
 
 LoadReal = Callable[..., Any]
-pytestmark = [pytest.mark.families, pytest.mark.timeout(180)]  # its tokenizer has two hundred thousand pieces
+pytestmark = [pytest.mark.families, pytest.mark.timeout(600)]  # its tokenizer has two hundred thousand pieces
 
 
 def test_the_family_is_recognized_and_the_template_is_not_used(real: LoadReal) -> None:

@@ -47,7 +47,7 @@ def test_every_session_is_bridged_and_parsed(renderer: Renderer) -> None:
 
 
 @pytest.mark.families
-@pytest.mark.timeout(180)  # its tokenizer has two hundred thousand pieces
+@pytest.mark.timeout(600)  # its tokenizer has two hundred thousand pieces
 def test_every_session_is_bridged_and_parsed_with_the_real_vocabulary(real_renderer: Renderer) -> None:
     found = verify(real_renderer)
     assert found.holds, found.failures
@@ -134,7 +134,7 @@ def test_every_conversation_is_written_as_openai_harmony_writes_it(
 
 
 @pytest.mark.families
-@pytest.mark.timeout(180)  # its tokenizer has two hundred thousand pieces
+@pytest.mark.timeout(600)  # its tokenizer has two hundred thousand pieces
 def test_every_conversation_has_the_ids_of_openai_harmony(
     real_renderer: Renderer, oracle: openai_harmony.HarmonyEncoding
 ) -> None:
