@@ -47,7 +47,7 @@ def load_checkpoint(options: argparse.Namespace) -> dict[str, Any] | None:
 
 
 def _differs(name: str, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    return bool(found["options"][name] != wanted[name])
+    return bool(found["options"].get(name, PLAIN.get(name)) != wanted[name])
 
 
 def known_by(options: argparse.Namespace) -> dict[str, Any]:

@@ -286,6 +286,6 @@ async def test_sessions_of_several_workers_are_one_tree_through_any_of_them(work
     wanted = [{**facts(sample), "response": ""} for payload in flat for sample in decoded(payload)]
     for live in workers.lives:
         answer = await live.call("POST", "/samples", {"sessions": ids, "format": "tree"})
-        tree = framed_tree(answer.body)
+        tree = framed_tree(answer.body, set())
         assert [facts(sample) for sample in tree.samples()] == wanted
         assert len(tree.tokens) * len(ids) == tree.num_flat, "five rollouts alike are one line"

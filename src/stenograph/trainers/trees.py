@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stenograph.client.tree import Tree, TreePath
-from stenograph.trainers.rows import built
+from stenograph.trainers.rows import WrongRows, built
 
 Made = TypeVar("Made")
 
@@ -71,6 +71,8 @@ def _temperatures(path: TreePath) -> NDArray[np.float64]:
 def areal_trie(tree: Tree, make: Callable[..., Made], *, tree_id: int = 0) -> tuple[Made, NDArray[np.int64]]:
     """The root of AReaL's `TrieNode`s (`make`), and the order [N] in which its flattened tokens are those of the tree:
     depth first, `input_ids = tree.tokens[order]`, `position_ids = tree.positions[order]`. Its sequences are the paths.
+
+    Raises WrongRows for a tree in which lines part at equal ids, by their images or routes: a node has one child an id.
     """
     passing: list[list[int]] = [[] for _ in tree.tokens]
     for number, path in enumerate(tree.paths):
@@ -101,6 +103,8 @@ def areal_trie(tree: Tree, make: Callable[..., Made], *, tree_id: int = 0) -> tu
         }
         node: Any = built(make, fields, written_against=AREAL)
         upper: Any = above[-1] if above else root
+        if tokens[0] in upper.children:
+            raise WrongRows("two lines part at equal ids, by images or routes; AReaL's trie has one child for an id")
         upper.children[tokens[0]] = node
         nodes.append(node)
         order += run

@@ -27,6 +27,7 @@ from stenograph.embedded.forward.weights import load_weights
 from stenograph.export.safetensors import to_safetensors
 from stenograph.export.samples import Sample, SampleSet
 from stenograph.export.tree import TreeJoin, sample_tree
+from stenograph.trainers.rows import WrongRows
 from stenograph.trainers.trees import areal_trie, packed
 from stenograph.trajectory.turn import TurnStatus
 
@@ -139,7 +140,7 @@ def test_the_paths_of_a_tree_are_the_flat_samples_bit_for_bit_and_back(sessions:
     wanted = flat(sessions)
     join = TreeJoin()
     answer = b"".join(map(join.frame, frames(sessions))) + END
-    tree = framed_tree(answer)
+    tree = framed_tree(answer, set())
     assert [facts(one) for one in tree.samples()] == [facts(one) for one in wanted]
     again = tree_of(wanted)
     assert [facts(one) for one in again.samples()] == [facts(one) for one in wanted]
@@ -203,7 +204,7 @@ def test_an_answer_that_is_cut_or_changed_is_a_tree_or_bad(sessions: list[list[S
         answer[data.draw(st.integers(0, len(answer) - 1))] = data.draw(st.integers(0, 255))
     cut = bytes(answer[: data.draw(st.integers(0, len(answer)))])
     try:
-        framed_tree(cut).samples()
+        framed_tree(cut, set()).samples()
     except BadPayload:
         return
 
@@ -337,3 +338,15 @@ def test_areals_nodes_give_each_sequence_its_tokens_in_their_flattened_order(ses
         above = node.ancestors[-1] if node.ancestors else root
         assert above.children[node.tokens[0]] is node
         assert [one.start_idx for one in node.ancestors] == sorted(one.start_idx for one in node.ancestors)
+
+
+@given(SESSIONS)
+def test_lines_that_part_at_equal_ids_are_no_trie_of_areal(sessions: list[list[Sample]]) -> None:
+    """By their images or routes: the second node would take the place of the first."""
+    tree = tree_of(flat(sessions))
+    children = list(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))
+    if len(set(children)) == len(children):
+        areal_trie(tree, TrieNode)
+    else:
+        with pytest.raises(WrongRows, match="part at equal ids"):
+            areal_trie(tree, TrieNode)
