@@ -87,7 +87,6 @@ class ToolAgent:
                 tools=self.task.tools,
                 tool_choice="required" if forced else "auto",
                 max_tokens=self.task.max_tokens,
-                temperature=1.0,
                 seed=seed_of(self.seed, place, member, next(turns)),
             )
             return reply.choices[0].message

@@ -67,11 +67,11 @@ class Teacher:
     @classmethod
     def of_run(cls, run: Path, weights: Path) -> "Teacher":
         """That which a run that is over has left. Raises SystemExit if it is not, or has left none."""
-        policy = run / "weights" / "policy"
-        if not (run / "summary.json").exists() or not policy.is_dir():
+        left = sorted((run / "weights").glob("policy*"))  # one: a run with --stale numbers it
+        if not (run / "summary.json").exists() or not left:
             raise SystemExit(f"--teacher names the folder of a run that is over; {run} has none")
         folder = weights / NAME
-        shutil.copytree(policy, folder, dirs_exist_ok=True)
+        shutil.copytree(left[-1], folder, dirs_exist_ok=True)
         return cls(folder)
 
     async def scored(self, client: TaughtClient, batch: RolloutBatch[Episode]) -> RolloutBatch[Episode]:

@@ -87,7 +87,7 @@ async def steps_by_trl(run: Run) -> None:
         per_device_train_batch_size=options.group_size, gradient_accumulation_steps=options.prompts,
         num_generations=options.group_size, shuffle_dataset=False, learning_rate=options.lr,
         lr_scheduler_type="constant", weight_decay=0.0, max_grad_norm=UNCLIPPED, beta=0.0, epsilon=0.2,
-        loss_type="dapo", temperature=1.0,
+        loss_type="dapo", temperature=options.temperature,
         gradient_checkpointing=False, max_completion_length=8192, save_strategy="no", logging_strategy="no",
         report_to=[], disable_tqdm=True,
     )  # fmt: skip

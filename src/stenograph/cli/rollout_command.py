@@ -29,8 +29,9 @@ def rollout(options: dict[str, Any]) -> int:
     seed, folder = options.pop("seed"), RolloutFolder(options.pop("out"))
     fork_at = options.pop("fork_at")
     server = ServerWish.of(options)
+    facts = {"environment": env, "options": env_options, "seed": seed, "session": session}
     plan = RolloutPlan(
-        facts={"environment": env, "options": env_options, "seed": seed, "session": session, "fork_at": fork_at},
+        facts=facts if fork_at is None else {**facts, "fork_at": fork_at},
         fork_at=None if fork_at is None else _fork_plan(fork_at),
         seed=seed,
         session=session,

@@ -18,7 +18,7 @@ from stenograph.core.support import split, supports
 
 META = "_samples_meta"
 
-_DTYPES = {"I64": "<i8", "F64": "<f8", "U32": "<u4", "I32": "<i4", "U16": "<u2", "U8": "|u1"}
+DTYPES = {"I64": "<i8", "F64": "<f8", "U32": "<u4", "I32": "<i4", "U16": "<u2", "U8": "|u1"}
 
 ReplayRows = NDArray[np.uint8 | np.uint16 | np.uint32 | np.int32]
 """Data for a trainer's replay, a row for each token but the last, in the smallest sufficient type."""
@@ -272,7 +272,7 @@ def read_tensors(payload: bytes) -> dict[str, NDArray[np.generic]]:
         begin, end = cast("tuple[int, int]", entry["data_offsets"])
         if not 0 <= begin <= end <= len(payload) - start:
             raise ValueError(f"tensor {name} is cut")
-        dtype = np.dtype(_DTYPES[str(entry["dtype"])])
+        dtype = np.dtype(DTYPES[str(entry["dtype"])])
         flat = np.frombuffer(payload, dtype, (end - begin) // dtype.itemsize, start + begin)
         found[name] = flat.reshape(cast("list[int]", entry["shape"]))
     return found

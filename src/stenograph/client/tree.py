@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stenograph.client.errors import BadPayload
-from stenograph.client.samples import META, DecodedSample, read_sample, read_tensors
+from stenograph.client.samples import DTYPES, META, DecodedSample, read_sample, read_tensors
 from stenograph.core.prefix_tree import LineTree, token_keys
 
 REPLAYS = ("rollout_routed_experts", "rollout_indexer_topk")
@@ -59,8 +59,7 @@ class Tree:
             self.positions[node.start : node.end] += first - node.start
 
     def __repr__(self) -> str:
-        flat = sum(path.num_tokens for path in self.paths)
-        return f"<Tree {len(self.tokens)} tokens for {len(self.paths)} samples of {flat}>"
+        return f"<Tree {len(self.tokens)} tokens for {len(self.paths)} samples of {self.num_flat}>"
 
     @property
     def num_flat(self) -> int:
@@ -238,7 +237,7 @@ def _paths(tensors: Mapping[str, NDArray[np.generic]]) -> Iterator[TreePath]:
             f"rollout_log_probs.{number}": nats[done : done + len(trained)],
         }
         done += len(trained)
-        types = {name: np.dtype(_DTYPES[dtype]) for name, dtype in metas[number]["replays"].items()}
+        types = {name: np.dtype(DTYPES[dtype]) for name, dtype in metas[number]["replays"].items()}
         yield TreePath(
             last=last,
             num_tokens=num_tokens,
@@ -247,9 +246,6 @@ def _paths(tensors: Mapping[str, NDArray[np.generic]]) -> Iterator[TreePath]:
             sample=read_sample(metas[number], here, number),
             replays=types,
         )
-
-
-_DTYPES = {"U32": "<u4", "I32": "<i4", "U16": "<u2", "U8": "|u1"}
 
 
 def framed_tree(answer: bytes, absent: set[str]) -> Tree:

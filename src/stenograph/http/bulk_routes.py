@@ -9,7 +9,6 @@ import logging
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, TypedDict
 
 import msgspec
@@ -280,8 +279,8 @@ async def _joined(pieces: Pieces, tree: "TreeJoin | None", pool: CpuPool) -> Pie
         async for piece in pieces:
             yield piece
         return
-    frame = b"".join([piece async for piece in pieces])
-    yield memoryview(await pool.run(partial(tree.frame, frame), num_bytes=len(frame)))
+    frame = [piece async for piece in pieces]
+    yield memoryview(await pool.run(lambda: tree.frame(b"".join(frame)), num_bytes=sum(map(len, frame))))
 
 
 async def _ids(wire: BulkSamplesRequest, parts: SessionParts) -> AsyncGenerator[str, None]:

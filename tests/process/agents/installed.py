@@ -16,6 +16,17 @@ from .conftest import Talk
 NOWHERE = "http://127.0.0.1:9"
 
 
+def outer(home: Path) -> dict[str, str]:
+    """The variables of every program: its home, and no other machine within reach."""
+    return {
+        "PATH": os.environ["PATH"],
+        "HOME": str(home),
+        "HTTP_PROXY": NOWHERE,
+        "HTTPS_PROXY": NOWHERE,
+        "NO_PROXY": "127.0.0.1,localhost",
+    }
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
     """A run of a program: what it printed, also as errors, and how it ended."""
@@ -52,14 +63,7 @@ class Program:
             self.path(),
             *arguments,
             cwd=home / "work",
-            env={
-                "PATH": os.environ["PATH"],
-                "HOME": str(home),
-                "HTTP_PROXY": NOWHERE,
-                "HTTPS_PROXY": NOWHERE,
-                "NO_PROXY": "127.0.0.1,localhost",
-                **environment,
-            },
+            env={**outer(home), **environment},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

@@ -5,7 +5,6 @@ scripts/test-agents installs them into the cache folder. Each runs in its home a
 """
 
 import asyncio
-import os
 import re
 import shutil
 import sys
@@ -18,7 +17,7 @@ from stenograph.text.renderer import Renderer
 
 from . import test_claude_code, test_codex, test_gemini_cli
 from .conftest import Reply, Talk, Talking, trained_runs
-from .installed import NOWHERE, Program
+from .installed import Program, outer
 
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(400)]
 
@@ -57,14 +56,7 @@ async def stenograph(home: Path, *arguments: str) -> tuple[int | None, str, str]
         sys.executable,
         *("-m", "stenograph.cli.main", *arguments),
         cwd=home / "work",
-        env={
-            "PATH": os.environ["PATH"],
-            "HOME": str(home),
-            "HTTP_PROXY": NOWHERE,
-            "HTTPS_PROXY": NOWHERE,
-            "NO_PROXY": "127.0.0.1,localhost",
-            **VARIABLES,
-        },
+        env={**outer(home), **VARIABLES},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

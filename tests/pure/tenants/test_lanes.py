@@ -207,16 +207,16 @@ def test_stored_tokens_are_counted_now_and_then() -> None:
 
 def test_sessions_opened_while_they_are_counted_are_within_the_quota() -> None:
     """Nothing is known before the first count is over; one that is opened during a count may not be in it."""
-    counts: list[asyncio.Future[int]] = []
+    counts = asyncio.Queue[asyncio.Future[int]]()
 
     async def stored(_tag: str) -> tuple[int, int]:
-        counts.append(asyncio.get_running_loop().create_future())
-        return 0, await counts[-1]
+        count: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        counts.put_nowait(count)
+        return 0, await count
 
     async def opened(name: str, num: int, *, counted: int) -> list[str]:
         tasks = [asyncio.create_task(server.lanes.check_opening(name)) for _ in range(num)]
-        await asyncio.sleep(0.1)
-        counts.pop().set_result(counted)
+        (await counts.get()).set_result(counted)
         return [type(end).__name__ for end in await asyncio.gather(*tasks, return_exceptions=True)]
 
     async def work() -> None:
