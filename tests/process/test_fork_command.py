@@ -60,7 +60,7 @@ def test_an_agent_begins_anew_on_each_fork_of_a_kept_session(tiny: Path, tmp_pat
         assert sample["metadata"]["forked_from"] == {"session": session, "turn": 1, "token": 3}
         assert [row["inherited"] for row in sample["turns"]] == [8, 3]
         assert sum(sample["loss_mask"]) == 5
-    assert len({tuple(sample["tokens"]) for sample in made}) == 2
+    assert len({sample["metadata"]["custody"]["session_id"] for sample in made} | {session}) == 3, "forks are sessions"
     left = ran("inspect", str(tmp_path / "data"))
     assert re.findall(r"[0-9a-f]{32}", left.stdout) == [session], "the forks were deleted"
 
