@@ -11,7 +11,7 @@ import pytest
 
 from standins.clock import ManualClock
 from stenograph.accounts import claims
-from stenograph.core.errors import SessionClaimed
+from stenograph.core.errors import SessionClaimed, StorageUnavailable
 from stenograph.session import stale
 from stenograph.text.renderer import Renderer
 
@@ -154,6 +154,50 @@ async def test_a_claim_that_is_extended_keeps_its_step_and_its_limit(live: Live)
     assert (await receipt(live, mine["claim"], one))["tokens"] == 2
     (row,) = [row for row in (await accounts(live, "?by=step"))["rows"] if row["key"] is not None]
     assert row["key"] == 3
+
+
+@KEPT
+async def test_a_late_receipt_trains_the_turns_that_were_claimed(
+    serve: Serve, tmp_path: Path, renderer: Renderer, how: str
+) -> None:
+    """A turn taken after the lease's end was in no sample of the trainer's."""
+    clock = ManualClock()
+    async with kept(how, serve, tmp_path, renderer, clock) as live:
+        one, num_one = await ended(live, "one", group="g")
+        two, num_two = await ended(live, "two", group="g")
+        mine = await claim(live, lease_s=60)
+        clock.advance(61)
+        later = live.says("taken after the end of the lease")
+        assert (await live.chat(one, user("a"), {"role": "assistant", "content": "one"}, user("go on"))).status == 200
+        let_go(live, how)
+        late = await receipt(live, mine["claim"], one)
+        assert (late["trained"], late["tokens"]) == ([one], num_one)
+        causes = {row["key"]: row["sampled"] for row in (await accounts(live, "?by=cause"))["rows"]}
+        assert causes == {"receipt": num_one, "after_claim": len(later.ids), "claimed": num_two}
+        again = await claim(live, claim=mine["claim"], sessions=[two])
+        assert again["sessions"] == [two]
+        assert (await receipt(live, mine["claim"], two))["tokens"] == num_two
+
+
+async def test_a_receipt_that_the_store_refuses_leaves_the_time_to_live_alone(
+    tmp_path: Path, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock()
+    async with stored(tmp_path, renderer, clock) as live:
+        one, _ = await ended(live, "one", ttl_s=100)
+        mine = await claim(live, lease_s=10)
+        clock.advance(50)
+        session, storage = live.manager.sessions.get(one), live.manager.sessions.storage
+        before = session.last_chat, session.held_until
+        assert storage is not None
+        monkeypatch.setattr(storage.store, "append", _refuse)
+        answer = await live.call("POST", "/samples/receipt", {"claim": mine["claim"], "trained": [one]})
+        assert answer.status == 503
+        assert (session.last_chat, session.held_until) == before
+
+
+def _refuse(*_: object, done: Callable[[Exception], None], **__: object) -> None:
+    done(StorageUnavailable("the disk is full", is_full=True))
 
 
 async def test_an_extension_abandons_nothing_for_its_age(serve: Serve) -> None:

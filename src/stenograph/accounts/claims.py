@@ -8,7 +8,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
 import msgspec
@@ -196,15 +196,16 @@ class ClaimRoutes:
         session = await self._found(session_id)
         if session is None or not self._may_have(session):
             return False
+        end = session.nodes[-1].id + 1
         if (own := _own_claim(session, claim.id)) is not None:
-            await self._enter(session, _extended(own, claim))
+            await self._enter(session, _extended(own, claim, end))
             return True
         if self.sessions.manager.sessions.clock.monotonic() < session.held_until:
             return False
         if self.max_staleness is not None and is_stale(session, self.sessions.manager, self.max_staleness):
             await self._abandoned(session_id, abandoned_for(STALE))
             return False
-        await self._enter(session, claim)
+        await self._enter(session, msgspec.structs.replace(claim, end=end))
         return True
 
     def _may_have(self, session: Session) -> bool:
@@ -233,7 +234,7 @@ class ClaimRoutes:
         if claim is None:
             return None
         wishes = self.sessions.wishes(SamplesRequest(max_seq_len=claim.max_seq_len))
-        made, _, _ = await self.sessions.made_samples(session, wishes)
+        made, _, _ = await self.sessions.made_samples(session, replace(wishes, end=claim.end))
         session = await self._found(session_id)  # it may have left memory meanwhile, and be another by now
         if session is None or _own_claim(session, claim_id) is None:
             return None
@@ -271,7 +272,8 @@ class ClaimRoutes:
         """Add an entry, and wait until it is durable; without that it is taken back."""
         account, sessions = session.account or Account(), self.sessions.manager.sessions
         session.account = account
-        before, was_held_until = (account.claim, account.receipt, account.abandoned), session.held_until
+        before = account.claim, account.receipt, account.abandoned
+        was_held_until, last_chat = session.held_until, session.last_chat
         account.add(entry)
         now = sessions.clock.monotonic()
         session.held_until = now + account.held_until - sessions.clock.wall()
@@ -281,7 +283,7 @@ class ClaimRoutes:
             await keep_entry(sessions, session, entry)
         except StorageUnavailable:
             account.claim, account.receipt, account.abandoned = before
-            session.held_until = was_held_until
+            session.held_until, session.last_chat = was_held_until, last_chat
             raise
 
 
@@ -308,12 +310,12 @@ def _own_claim(session: Session, claim_id: str) -> Claim | None:
     return account.claim if account.claim.id == claim_id else None
 
 
-def _extended(own: Claim, claim: Claim) -> Claim:
-    """A claim as it goes on: of the same step, and with its samples' limit where none is given. Raises
-    InvalidRequest."""
+def _extended(own: Claim, claim: Claim, end: int) -> Claim:
+    """A claim as it goes on: of the same step, with its samples' limit where none is given, and on all turns by now.
+    Raises InvalidRequest."""
     if own.step != claim.step:
         raise InvalidRequest(f"Claim {claim.id} is of step {own.step}, got step {claim.step}.", param="/step")
-    return Claim(own.id, own.step, claim.until, claim.max_seq_len or own.max_seq_len)
+    return Claim(own.id, own.step, claim.until, claim.max_seq_len or own.max_seq_len, end)
 
 
 class _Answer(msgspec.Struct):

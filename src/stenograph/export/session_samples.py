@@ -32,6 +32,7 @@ class SampleWishes:
     """The wanted samples: the kinds of strands, the longest length, and the metadata beside a session's.
 
     `required`: each trained token must have a log-probability of that kind. `scores` are names of annotations.
+    `end`: none of a turn with this node id, or a later one.
     """
 
     kinds: Sequence[StrandKind] = TRAINED_KINDS
@@ -40,6 +41,7 @@ class SampleWishes:
     include_failed: bool = False
     required: LogprobsKind | None = None
     scores: Sequence[str] = ()
+    end: int | None = None
 
 
 def session_samples(
@@ -57,7 +59,7 @@ def session_samples(
     """
     told = {leaf_id: drift_json(report) for leaf_id, report in reports.items()}
     made = make_samples(
-        facts.nodes,
+        facts.nodes if (end := wishes.end) is None else [node for node in facts.nodes if node.id < end],
         decode=decode,
         max_seq_len=wishes.max_seq_len,
         max_trim_tokens=max_trim_tokens,
@@ -76,8 +78,7 @@ def session_samples(
         made = entry("stenograph.export.credit:with_credit")(made, facts.outcome, facts)
     if wishes.scores:
         made = entry("stenograph.export.scores:with_scores")(made, facts.annotations, wishes.scores)
-    latest = facts.latest
-    report = None if latest is None else reports[latest.id]
+    report = None if (latest := facts.latest) is None else reports[latest.id]
     metadata = session_metadata(facts, latest, report, max_trim_tokens=max_trim_tokens)
     metadata["left_out"] = left_out(facts, made.left_out, made.failed)
     return made, metadata

@@ -98,7 +98,8 @@ def _left(node: Node, session: Session, account: Account, is_settled: bool, *, i
         early = account.aborted.get(node.id)
         return TokenFate.ABORTED, ABORT if early is None else early.cause
     if is_settled:
-        return TokenFate.CUT, "max_seq_len"
+        end = None if account.claim is None else account.claim.end
+        return TokenFate.CUT, "max_seq_len" if end is None or node.id < end else "after_claim"
     return (TokenFate.DISCARDED, DELETED) if is_gone else (TokenFate.OPEN, "claimed" if account.claim else "")
 
 

@@ -29,12 +29,16 @@ class AbortedTurn(Struct, frozen=True, array_like=True, tag="aborted", gc=False)
 
 
 class Claim(Struct, frozen=True, array_like=True, tag="claim", gc=False):
-    """A trainer's lease on the session's samples for a step, until a time in seconds of the epoch."""
+    """A trainer's lease on the session's samples for a step, until a time in seconds of the epoch.
+
+    It is on the turns with a node id below `end`: of an older server, on all.
+    """
 
     id: str
     step: int
     until: float
     max_seq_len: int | None = None
+    end: int | None = None
 
 
 class Receipt(Struct, frozen=True, array_like=True, tag="receipt", gc=False):
