@@ -1,5 +1,6 @@
 """A vLLM that has lost an image of a turn between its two caches is asked again, once, and nothing else is."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,22 @@ async def test_an_engine_that_goes_on_failing_is_asked_twice_at_most(
     answer = await rig.chat(await rig.session(), message, stream=stream)
     assert (answer.status, answer.body) == (500, LOST)
     assert len(rig.vllm.requests) == num_tries
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_turn_aborted_before_vllm_says_that_it_lost_its_image_is_not_asked_again(
+    rig: Rig, stream: bool
+) -> None:
+    session = await rig.session()
+    rig.vllm.plan(ReplyScript(status=500, body=LOST, paused=True))
+    rig.says("seen")
+    chat = asyncio.ensure_future(rig.chat(session, sees(part(1)), stream=stream))
+    await rig.vllm.held(1)
+    assert (await rig.call("POST", f"/sessions/{session}/abort")).json() == {"aborted": 1}
+    answer = await chat
+    assert (answer.status, len(rig.vllm.requests)) == (200, 1), answer.body
+    (record,) = await rig.records(session)
+    assert record["status"] == "aborted"
 
 
 async def test_another_refusal_of_an_image_is_not_asked_again(rig: Rig) -> None:

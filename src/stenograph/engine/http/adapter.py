@@ -140,7 +140,8 @@ class EngineAdapter(Protocol):
     """The entry of `(adapter, ScoreRequest, Ask) -> Scores`, async; empty where the engine scores no tokens."""
 
     media_sampler: ClassVar[str] = ""
-    """The entry of `(generate, GenerateRequest) -> chunks` that samples turns with media; empty: `generate` itself."""
+    """The entry of `(generate, GenerateRequest, was_aborted) -> chunks` that samples turns with media; empty:
+    `generate` itself. `was_aborted` has a turn while it adds it, and says whether its end was asked for."""
 
     load_reader: ClassVar[str] = ""
     """The entry of `(Ask) -> EngineLoad`, async; empty where the engine does not say how full it is."""

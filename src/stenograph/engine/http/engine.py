@@ -110,6 +110,7 @@ class HttpEngine(Engine):
         self._lacks = ""  # why it gets no turns although it is there: it has other weights
         self._said: set[str] = set()  # of the reasons why it is down, those that the log has
         self._running: dict[RequestId, _RunningExchange] = {}
+        self._was_aborted = dict[RequestId, bool]()  # of the turns that may be asked again
         self._tasks: set[asyncio.Task[object]] = set()
         self._doubt = asyncio.Event()
         self._closing = False
@@ -147,7 +148,7 @@ class HttpEngine(Engine):
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         """Sample. Raises the adapter's error for any status but 200, as a rule UpstreamRefused."""
         again = self._adapter.media_sampler if request.prompt.media else ""
-        chunks = entry(again)(self._generated, request) if again else self._generated(request)
+        chunks = entry(again)(self._generated, request, self._was_aborted) if again else self._generated(request)
         return chunks if request.policy is None else entry(BY_LORA)(chunks, self._adapter, request.policy, self._loras)
 
     async def _generated(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
@@ -199,6 +200,8 @@ class HttpEngine(Engine):
     async def abort(self, request_id: RequestId) -> bool:
         """Ask the engine until the generation ends: an abort that overtakes its request is forgotten there."""
         running = self._running.get(request_id)
+        if request_id in self._was_aborted:
+            self._was_aborted[request_id] = True
         if running is None or running.aborter is not None or running.is_whole or running.was_cut:
             return running is not None
         call = self._adapter.abort_call(request_id)

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from stenograph.core.errors import UpstreamRefused
-from stenograph.core.types import Chunk
+from stenograph.core.types import Chunk, Finish, FinishReason, RequestId
 from stenograph.engine.base import GenerateRequest
 
 log = logging.getLogger(__name__)
@@ -22,10 +22,14 @@ _LOST_STATUS, _LOST = 500, b'"Internal server error"'
 
 
 async def sampled_again(
-    generate: Callable[[GenerateRequest], AsyncGenerator[Chunk, None]], request: GenerateRequest
+    generate: Callable[[GenerateRequest], AsyncGenerator[Chunk, None]],
+    request: GenerateRequest,
+    was_aborted: dict[RequestId, bool],
 ) -> AsyncGenerator[Chunk, None]:
-    """The chunks of a turn; where vLLM fails so before the first, those of a second try. Raises as `generate` does."""
-    has_begun = False
+    """The chunks of a turn; where vLLM fails so before the first, those of a second try, or none of a turn that was
+    aborted meanwhile. Raises as `generate` does."""
+    has_begun, request_id = False, request.request_id
+    was_aborted[request_id] = False
     try:
         async with aclosing(generate(request)) as chunks:
             async for chunk in chunks:
@@ -36,7 +40,12 @@ async def sampled_again(
             raise
     else:
         return
-    log.info("turn %s is asked again: the engine may have lost one of its images", request.request_id)
+    finally:
+        ended = was_aborted.pop(request_id)
+    if ended:
+        yield Chunk(ids=(), logprobs=(), finish=Finish(reason=FinishReason.ABORT))
+        return
+    log.info("turn %s is asked again: the engine may have lost one of its images", request_id)
     async with aclosing(generate(request)) as chunks:
         async for chunk in chunks:
             yield chunk
