@@ -3,7 +3,6 @@
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -11,7 +10,8 @@ import pytest
 
 from standins.scripted_engine import ScriptedEngine
 from stenograph.core.types import Chunk
-from stenograph.engine.base import ForwardedAnswer, GenerateRequest
+from stenograph.engine.base import GenerateRequest
+from stenograph.engine.http.transport import HttpReply
 from stenograph.http.mounts import TRUSTED_PROXIES
 from stenograph.http.proxy_route import query_without_key
 from stenograph.text.renderer import Renderer
@@ -19,16 +19,6 @@ from stenograph.text.renderer import Renderer
 from .conftest import Live, running, user
 
 Serve = Callable[..., AbstractAsyncContextManager[Live]]
-
-
-@dataclass(frozen=True, slots=True)
-class Ok:
-    """An engine's answer."""
-
-    status: int = 200
-    content_type: str = "application/json"
-    headers: Sequence[tuple[str, str]] = ()
-    body: bytes = b"{}"
 
 
 class KeepingEngine(ScriptedEngine):
@@ -42,11 +32,9 @@ class KeepingEngine(ScriptedEngine):
     def forwards(self) -> bool:
         return True
 
-    async def forward(
-        self, method: str, target: str, headers: Sequence[tuple[str, str]], body: bytes
-    ) -> ForwardedAnswer:
+    async def forward(self, method: str, target: str, headers: Sequence[tuple[str, str]], body: bytes) -> HttpReply:
         self.forwarded.append((target, dict(headers)))
-        return Ok()
+        return HttpReply(status=200, content_type="application/json", headers=(), body=b"{}")
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         raise AssertionError("nothing is sampled here")

@@ -25,7 +25,8 @@ from stenograph.core.errors import StenographError
 from stenograph.core.types import Chunk, Finish, FinishReason
 from stenograph.core.weights import ControlAnswer, PauseGeneration, WeightCommand
 from stenograph.dialects.settings import DialectKind, UnknownFields
-from stenograph.engine.base import ForwardedAnswer, GenerateRequest
+from stenograph.engine.base import GenerateRequest
+from stenograph.engine.http.transport import HttpReply
 from stenograph.http.app import make_app
 from stenograph.http.binding import LaterRoutes
 from stenograph.http.openapi.document import openapi_document
@@ -82,9 +83,7 @@ class ForwardingEngine(ScriptedEngine):
     def forwards(self) -> bool:
         return True
 
-    async def forward(
-        self, method: str, target: str, headers: Sequence[tuple[str, str]], body: bytes
-    ) -> ForwardedAnswer:
+    async def forward(self, method: str, target: str, headers: Sequence[tuple[str, str]], body: bytes) -> HttpReply:
         raise NotImplementedError
 
 

@@ -42,6 +42,7 @@ from stenograph.core.weights import ControlAnswer, WeightCommand, without_weight
 from stenograph.model.tokenizer import Span
 
 if TYPE_CHECKING:
+    from stenograph.engine.http.transport import HttpReply
     from stenograph.engine.scoring import ScoreRequest, Scores
 
 AFFINITY_HEADER = "x-smg-routing-key"  # of every generation: routers keep a session on one engine by it
@@ -124,19 +125,6 @@ class GenerateRequest(Struct, frozen=True, kw_only=True, gc=False):
     cache_salt: str | None = None
     policy: str | None = None
     trace: TraceContext | None = None
-
-
-class ForwardedAnswer(Protocol):
-    """An engine server's answer to a request passed on to it. `headers` are end-to-end ones."""
-
-    @property
-    def status(self) -> int: ...
-    @property
-    def content_type(self) -> str: ...
-    @property
-    def headers(self) -> Sequence[tuple[str, str]]: ...
-    @property
-    def body(self) -> bytes: ...
 
 
 class Outcome(enum.StrEnum):
@@ -290,9 +278,7 @@ class Engine(Protocol):
         """Ask for a generation's early end. Returns whether it was running; unknown ids are no error."""
         ...
 
-    async def forward(
-        self, method: str, target: str, headers: Sequence[tuple[str, str]], body: bytes
-    ) -> ForwardedAnswer:
+    async def forward(self, method: str, target: str, headers: Sequence[tuple[str, str]], body: bytes) -> "HttpReply":
         """Pass a request of another route on to the engine's server; `target` is path and query.
 
         Any status of the server is an answer. Raises UpstreamError where there is none, and RouteNotFound where the

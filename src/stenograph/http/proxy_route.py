@@ -7,16 +7,20 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from stenograph.core.errors import Forbidden, MethodNotAllowed, RouteNotFound, UpstreamTimeout
-from stenograph.engine.base import Engine, ForwardedAnswer
+from stenograph.engine.base import Engine
 from stenograph.http.auth import KEY_QUERY, Authenticator
 from stenograph.http.wire import ClientGone, delivery_of, header_bytes, read_body
 from stenograph.session.manager import SessionManager
+
+if TYPE_CHECKING:
+    from stenograph.engine.http.transport import HttpReply
 
 MODELS = "v1/models"
 PROXY_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
@@ -114,7 +118,7 @@ class ProxyRoute:
             response.raw_headers.append((b"content-length", str(len(answer.body)).encode()))
         return response
 
-    async def _exchange(self, work: Coroutine[None, None, ForwardedAnswer], request: Request) -> ForwardedAnswer:
+    async def _exchange(self, work: Coroutine[None, None, "HttpReply"], request: Request) -> "HttpReply":
         """Wait for the engine, as long as the client waits and no longer than a turn may take.
 
         Raises ClientGone, UpstreamTimeout, and as the engine's `forward`.

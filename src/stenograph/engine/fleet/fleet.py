@@ -37,7 +37,6 @@ from stenograph.engine.base import (
     EngineHealth,
     EngineState,
     EngineStatus,
-    ForwardedAnswer,
     GenerateRequest,
     Outcome,
 )
@@ -47,6 +46,7 @@ from stenograph.engine.fleet.placement import FIRST_PAUSE_S, Trust, choose, comm
 if TYPE_CHECKING:
     from stenograph.engine.fleet.gate import MemoryGate
     from stenograph.engine.fleet.memory import MemoryTurn
+    from stenograph.engine.http.transport import HttpReply
 
 GATE = "stenograph.engine.fleet.gate:MemoryGate"
 TRIAL_S = 10.0  # longer than a connection takes to fail, as a rule (`connect_timeout`)
@@ -335,9 +335,7 @@ class Fleet(Engine):
                     post.engine.require_version(command.version)
         return answers
 
-    async def forward(
-        self, method: str, target: str, headers: Sequence[tuple[str, str]], body: bytes
-    ) -> ForwardedAnswer:
+    async def forward(self, method: str, target: str, headers: Sequence[tuple[str, str]], body: bytes) -> "HttpReply":
         """Pass a request on to its session's home, or to an engine with little to do.
 
         An absent one is passed over if the method is safe: the effect of any other method is unknown.

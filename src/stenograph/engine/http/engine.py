@@ -439,10 +439,7 @@ class HttpEngine(Engine):
                 EngineState.DOWN, f"it did not answer GET {self._adapter.probe_paths[0]} within {PROBE_DEADLINE_S:g} s"
             )
         else:
-            if fault:
-                self._become(EngineState.DOWN, fault)
-            else:
-                self._become(EngineState.READY, self._adapter.capabilities.note)
+            self._become(EngineState.DOWN if fault else EngineState.READY, fault or self._adapter.capabilities.note)
 
     async def _check_version(self) -> None:
         """Take no turns for an engine that came up with earlier weights; one that does not name its weights gets turns,
