@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,8 +60,10 @@ NUM_FORKS = int(os.environ.get("RANDOM_FORKS", "60"))
 """In all worlds; more by hand: RANDOM_FORKS=10000."""
 MARK = ModelMark(name="tiny", digest=b"tiny")
 KV_TOKENS, MAX_SESSIONS, MAX_TURNS, NUM_CLIENTS = 1280, 12, 6, 4
-NUM_KEPT = 24
-"""Sessions that a server finds when it starts; the others are deleted, the forks of them are not."""
+NUM_FIRST = 4
+"""First sessions; all but one ask for supports."""
+NUM_KEPT = 6
+"""Sessions of each first one that a server finds when it starts; the others are deleted, the forks of them are not."""
 PARAMS: tuple[dict[str, Any], ...] = ({}, {"top_p": 0.8}, {"top_k": 6, "min_p": 0.02}, {"top_logprobs": 2})
 TOLERANCE_NATS = 1e-4
 
@@ -75,6 +77,8 @@ class Known:
     ids: Sequence[int]
     text: str
     is_whole: bool
+    has_support: bool
+    """Whether its session asked for supports, and its request rules ids out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +86,8 @@ class Line:
     """A session, whose turns are one line: their ids are their places."""
 
     session: str
+    first: int
+    """The number of the first session before it."""
     turns: Sequence[Known] = ()
 
 
@@ -124,10 +130,10 @@ class Forks:
 
     async def begin(self) -> None:
         """The first sessions."""
-        for number in range(4):
+        for number in range(NUM_FIRST):
             options = {"history": self.chance.choice(("strands", "linear", "tree")), "support": number > 0}
             session = (await self.post("/sessions", options))["session_id"]
-            line = Line(session=session)
+            line = Line(session=session, first=number)
             for turn in range(3):
                 line = await self.asked(line, [*told_by(line, 3), user(f"session {number} question {turn}")], kept=())
             self.lines.append(line)
@@ -135,10 +141,11 @@ class Forks:
     async def asked(self, line: Line, messages: list[dict[str, Any]], *, kept: Sequence[int]) -> Line:
         """Send a request, whose reply begins with these tokens."""
         chance = self.chance
+        params = chance.choice(PARAMS)
         body = {
             "messages": messages, "seed": chance.randrange(2**31), "temperature": chance.choice((0.6, 1.0, 1.7)),
             "max_tokens": len(kept) + chance.randint(1, 12), "stream": chance.random() < 0.3, "logprobs": True,
-            **chance.choice(PARAMS),
+            **params,
         }  # fmt: skip
         answer = await self.call("POST", f"/sessions/{line.session}/v1/chat/completions", body)
         assert b'"error"' not in answer, answer[-500:]  # a stream has its status before it fails
@@ -156,13 +163,15 @@ class Forks:
             ids=ids,
             text=choice["message"]["content"] or "",
             is_whole=choice["finish_reason"] != "length",
+            has_support=line.first > 0 and not params.keys().isdisjoint(("top_p", "top_k")),
         )
         self.told.num_cached += choice["meta_info"]["cached_tokens"]
-        return Line(session=line.session, turns=(*line.turns, turn))
+        return replace(line, turns=(*line.turns, turn))
 
     async def fork(self) -> None:
         """A fork at a random place, its continuation, and what is said of it."""
-        parent = self.chance.choice(self.lines)
+        first = self.chance.randrange(NUM_FIRST)
+        parent = self.chance.choice([line for line in self.lines if line.first == first])
         at = self.chance.randrange(len(parent.turns))
         turn = parent.turns[at]
         is_behind = self.chance.random() < 0.2 and at + 1 < MAX_TURNS
@@ -171,7 +180,7 @@ class Forks:
         opened = await self.post(f"/sessions/{parent.session}/fork", place)
         before = parent.turns[: at + is_behind]
         for one in opened["forks"]:
-            line = Line(session=one["session_id"], turns=before)
+            line = replace(parent, session=one["session_id"], turns=before)
             if token is None:
                 asked, kept = [*told_by(line, at + 1), user(f"on {self.chance.random():.3f}")], ()
             else:
@@ -197,6 +206,7 @@ class Forks:
         assert trained.tolist() == list(range(start, len(sample.tokens)))
         for number, row in enumerate(sample.turns[:-1]):
             assert row["inherited"] == len(line.turns[number].ids)
+        assert [row.get("support") is not None for row in sample.turns] == [turn.has_support for turn in line.turns]
         apart = self.apart(sample, start)
         assert apart <= TOLERANCE_NATS, (line.session, apart)
         self.told.largest = max(self.told.largest, apart)
@@ -238,9 +248,10 @@ class Forks:
             for _ in range(NUM_CLIENTS):
                 clients.create_task(work())
         self.chance.shuffle(self.lines)
-        for line in self.lines[NUM_KEPT:]:
+        kept = [line for first in range(NUM_FIRST) for line in [a for a in self.lines if a.first == first][:NUM_KEPT]]
+        for line in [line for line in self.lines if line not in kept]:
             await self.call("DELETE", f"/sessions/{line.session}")
-        del self.lines[NUM_KEPT:]
+        self.lines = kept
 
 
 def told_by(line: Line, num: int) -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@ from all of them. Pure. Loaded where sessions are lived again, and by the first 
 
 import re
 from collections.abc import Sequence
-from functools import lru_cache, partial
 from itertools import takewhile, zip_longest
 
 import msgspec
@@ -42,8 +41,8 @@ VOLATILE = (
 """Parts of messages made anew each time by an agent: any two are alike. Each begins with a text, by which a megabyte is
 searched in a millisecond."""
 
-NUM_TEXTS = 4
-"""Texts kept without their ignored parts: one of a request is held against those of many turns."""
+SEARCHED_CHARS = 8_000_000
+"""Of a request and its record, searched for ignored parts: at most 60 ms of the event loop."""
 
 
 class Recorded(Struct, eq=False):
@@ -95,7 +94,7 @@ class RecordedSession:
     ) -> None:
         """`commits` come with their nodes; parents before children. Parts of messages that are `ignored` are alike.
         `refusal` is the reason why the session takes no other turns than its own."""
-        self._without_ignored = lru_cache(NUM_TEXTS)(partial(_without, ignored))
+        self._ignored, self._search = ignored, _Search(ignored)
         self._matcher = load_matcher(matcher)
         self.refusal = refusal
         self._replies = [Recorded(commit, placed) for commit, placed in commits]
@@ -111,6 +110,7 @@ class RecordedSession:
         """The recorded reply to a request: for a retry that of its first try, else of those to the same bytes, else of
         those to the same conversation, the first one not given yet, else the last. None: it was never asked. Raises
         IdempotencyMismatch."""
+        self._search = _Search(self._ignored)
         if identity is not None and (identity.is_retry or identity.key is not None):
             for one in reversed(self._replies):
                 if one.given_to is not None and is_repeated(one.given_to, identity):
@@ -179,8 +179,8 @@ class RecordedSession:
         """Whether a message is the recorded one, ignored parts aside."""
         return is_same(self._matcher, stored, given) or (
             stored.content != given.content
-            and self._without_ignored(stored.content or "") == self._without_ignored(given.content or "")
             and is_same(self._matcher, stored, replace(given, content=stored.content))
+            and self._search.are_alike(stored.content or "", given.content or "")
         )
 
 
@@ -188,10 +188,26 @@ def _ignore() -> None:
     return
 
 
-def _without(patterns: Sequence[re.Pattern[str]], text: str) -> str:
-    for pattern in patterns:
-        text = pattern.sub("", text)
-    return text
+class _Search:
+    """Texts held against each other without their ignored parts, for one request. Each is searched once."""
+
+    def __init__(self, ignored: Sequence[re.Pattern[str]]) -> None:
+        self._ignored, self._num_left = ignored, SEARCHED_CHARS
+        self._found: dict[str, str] = {}
+
+    def are_alike(self, one: str, other: str) -> bool:
+        """Whether two texts are equal, ignored parts aside. No: there is too much to search."""
+        texts = {text for text in (one, other) if text not in self._found}
+        num = sum(map(len, texts))
+        if num > self._num_left:
+            return False
+        self._num_left -= num
+        for text in texts:
+            found = text
+            for pattern in self._ignored:
+                found = pattern.sub("", found)
+            self._found[text] = found
+        return self._found[one] == self._found[other]
 
 
 def context_of(request: ChatRequest) -> PromptContext:
