@@ -15,7 +15,7 @@ import pytest
 
 from stenograph.text.renderer import Renderer
 
-from . import test_claude_code, test_codex, test_gemini_cli
+from . import test_claude_code, test_codex, test_gemini_cli, test_opencode
 from .conftest import Reply, Talk, Talking, trained_runs
 from .installed import Program, outer
 
@@ -41,12 +41,20 @@ AGENTS: dict[str, tuple[Program, tuple[str, ...], tuple[str, str], dict[str, str
         (test_gemini_cli.LOOK, test_gemini_cli.LOOK_TWICE),
         test_gemini_cli.ROUTER,
     ),
+    "opencode": (
+        test_opencode.OPENCODE,
+        ("run", "-m", "steno/tiny", ASK),
+        (test_opencode.LOOK, test_opencode.LOOK_TWICE),
+        test_opencode.TITLE,
+    ),
 }
 VARIABLES = {
     "IS_SANDBOX": "1",
     "DISABLE_AUTOUPDATER": "1",
     "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
     "GEMINI_CLI_TRUST_WORKSPACE": "true",
+    "OPENCODE_DISABLE_AUTOUPDATE": "1",
+    "OPENCODE_DISABLE_MODELS_FETCH": "1",
 }
 
 
@@ -83,6 +91,8 @@ async def test_an_agent_begun_anew_goes_on_from_the_place_of_the_fork(
     program, arguments, replies, side = AGENTS[name]
     before = tmp_path_factory.mktemp("before") / "home"
     command = ("--", str(program.path()), *arguments)
+    if name == "opencode":
+        test_opencode.configure(home, "{env:OPENAI_BASE_URL}")
     shutil.copytree(home, before, symlinks=True)
     async with talking(*replies, LAST, side=side) as talk:
         code, printed, told = await stenograph(home, "run", "--url", talk.url, "--keep", *command)

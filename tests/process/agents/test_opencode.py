@@ -26,8 +26,8 @@ SEES = {"input": ["text", "image"], "output": ["text"]}
 TITLE = {"You are a title generator": "A folder's files"}
 
 
-async def attempt(home: Path, base_url: str, *arguments: str, sdk: str = CHAT) -> Ran:
-    """One run of the program, to its end. `sdk` is the package by which it speaks."""
+def configure(home: Path, base_url: str, sdk: str = CHAT) -> None:
+    """Let it have one model, at this address. `sdk` is the package by which it speaks."""
     provider = {
         "npm": sdk,
         "options": {"baseURL": base_url, "apiKey": "none"},
@@ -35,6 +35,11 @@ async def attempt(home: Path, base_url: str, *arguments: str, sdk: str = CHAT) -
     }
     config = {"permission": "allow", "share": "disabled", "autoupdate": False, "provider": {"steno": provider}}
     (home / "work" / "opencode.json").write_text(json.dumps(config))
+
+
+async def attempt(home: Path, base_url: str, *arguments: str, sdk: str = CHAT) -> Ran:
+    """One run of the program, to its end."""
+    configure(home, base_url, sdk)
     environment = {"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_MODELS_FETCH": "1"}
     return await OPENCODE.run(home, "run", "-m", "steno/tiny", *arguments, environment=environment)
 
