@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from .test_run import python
+from .test_run_kept import without_pyarrow
 from .test_serve import command, get, post, running, stop
 
 pytestmark = pytest.mark.timeout(600)
@@ -119,4 +120,16 @@ def test_a_session_and_a_place_that_are_not_there_are_told(tiny: Path) -> None:
         session = post(f"{url}/sessions")["session_id"]
         done = ran("fork", session, "--turn", "7", "--url", url, *python("pass"))
         assert (done.returncode, "no turn 7" in done.stderr) == (2, True), done.stderr
+        assert stop(process) == 0
+
+
+def test_a_format_that_a_running_server_cannot_write_stops_the_first(tiny: Path, tmp_path: Path) -> None:
+    environ = without_pyarrow(tmp_path / "none")
+    with running("--model", str(tiny), environ=environ) as (url, process):
+        session, _ = recorded("--url", url)
+        place = ("--turn", "1", "-n", "2", "--samples", str(tmp_path / "x.arrow"), "--url", url)
+        done = ran("fork", session, *place, *python("print('ran')"))
+        assert (done.returncode, done.stdout) == (2, ""), done.stderr
+        assert ("--samples: the server at http://" in done.stderr, "pyarrow" in done.stderr) == (True, True)
+        assert [one["session_id"] for one in get(f"{url}/sessions")["sessions"]] == [session]
         assert stop(process) == 0

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,14 @@ def command(*flags: str) -> list[str]:
 
 
 @contextmanager
-def running(*flags: str) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
+def running(*flags: str, environ: Mapping[str, str] | None = None) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
     """A server on a free port; yields its URL when its ready line has come."""
     with subprocess.Popen(
-        command("serve", "--port", "0", *flags), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command("serve", "--port", "0", *flags),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **(environ or {})},
     ) as process:
         try:
             assert process.stdout is not None

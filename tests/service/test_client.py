@@ -293,14 +293,23 @@ def test_a_session_says_where_it_is() -> None:
     assert "http://h:1" in repr(SyncClient("http://h:1"))
 
 
-async def test_an_answer_of_another_kind_of_server_is_named() -> None:
+@asynccontextmanager
+async def answering(content: bytes) -> AsyncIterator[str]:
+    """The address of a server with one answer to everything."""
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\nconnection: close\r\n\r\nhello")
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        await reader.readexactly(int(head.partition(b"content-length: ")[2].split(b"\r")[0] or 0))
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(content) + content)
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server, Client(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as client:
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_an_answer_of_another_kind_of_server_is_named() -> None:
+    async with answering(b"hello") as url, Client(url) as client:
         with pytest.raises(room.BadPayload, match="is it a Stenograph server"):
             async with client.session():
                 pass

@@ -1,6 +1,8 @@
 """Samples as one tree over HTTP: of a session, of a group and of a session with its forks; history once."""
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -8,11 +10,14 @@ import pytest
 from stenograph.client import Client, SyncClient
 from stenograph.client.errors import BadPayload, ServerRefused
 from stenograph.client.samples import DecodedSample, decoded
+from stenograph.export.tree import TreeJoin
+from stenograph.http.bulk_routes import _joined
+from stenograph.offload.pool import CpuPool
 from tests.pure.trainers.test_trees import facts
 
 from .conftest import Live, assistant, user
 from .test_claims import claim
-from .test_client import Serve
+from .test_client import Serve, answering
 from .test_forks import TALK, forked, talked
 
 
@@ -115,3 +120,35 @@ async def test_a_fork_without_tokens_of_its_own_is_in_no_claim(live: Live) -> No
     for one in (session, fresh, continued):
         assert (await live.call("PUT", f"/sessions/{one}/outcome", {"reward": 1.0})).status == 200
     assert (await claim(live))["sessions"] == [session, continued]
+
+
+async def test_tokens_of_a_tree_are_trained_once_it_has_left(live: Live) -> None:
+    (session, *_) = await with_forks(live)
+    answer = (await live.call("POST", "/samples", {"sessions": [session], "format": "tree"})).body
+    end = answer.index(b'{"done":') - 8
+    has_ended = False
+
+    async def part() -> AsyncGenerator[bytes | memoryview, None]:
+        nonlocal has_ended
+        for start in range(0, end, 7):
+            yield answer[start : min(start + 7, end)]
+        has_ended = True  # where its tokens are noted
+
+    with closing(CpuPool(1)) as pool:
+        pieces = _joined(part(), TreeJoin(), pool)
+        assert bytes(await anext(pieces)) == answer[:end]
+        assert not has_ended
+        assert [piece async for piece in pieces] == []
+    assert has_ended
+
+
+async def test_a_session_of_a_group_that_is_deleted_meanwhile_is_in_no_tree(live: Live) -> None:
+    sessions = await with_forks(live)
+    wanted = await flat(live, sessions[1:])
+    await live.call("DELETE", f"/sessions/{sessions[0]}")
+    answer = (await live.call("POST", "/samples", {"sessions": sessions, "format": "tree"})).body
+    async with answering(answer) as url, Client(url) as client:  # as one who is asked for the group gets it
+        (tree,) = await client.trees(group="g")
+        assert [told(one) for one in tree.samples()] == [*map(told, wanted)]
+        with pytest.raises(BadPayload, match=f"session {sessions[0]} has no samples: no server has it"):
+            await client.trees(sessions=sessions)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stenograph.cli.run_command import RunOptions, code_before, ended_by_signals, on_session, store_of
+from stenograph.cli.run_command import RunOptions, checked, code_before, ended_by_signals, on_session, store_of
 from stenograph.cli.run_report import say
 from stenograph.cli.run_server import ServerWish
 from stenograph.cli.session_calls import CallFailed, OpenSession, ServerCalls
@@ -47,7 +47,7 @@ def fork(arguments: dict[str, Any]) -> int:
     code = 0
     with ended_by_signals(), server.reached() as reached:
         for number, own in enumerate(runs, start=1):
-            opened = _forked(reached.calls, session_id, {**place, "replay": True})
+            opened = checked(reached.calls, _forked(reached.calls, session_id, {**place, "replay": True}), own.samples)
             if num > 1:
                 say(f"fork {number} of {num}")
             ended = on_session(reached, opened, own)

@@ -145,16 +145,21 @@ def _opened(calls: ServerCalls, options: RunOptions) -> OpenSession:
         if error.status == http.HTTPStatus.BAD_REQUEST:
             raise StartupError(f"--session: {error.said}") from error
         raise StartupError(f"no session at {calls.url}: {error}") from error
-    if options.samples is not None:
-        try:  # it has none yet: the answer tells whether the server can write this format
-            calls.samples(session.id, format_of(options.samples))
+    return checked(calls, session, options.samples)
+
+
+def checked(calls: ServerCalls, opened: OpenSession, samples: Path | None) -> OpenSession:
+    """A new session, if the server can give its samples in the format of this file. Raises StartupError."""
+    if samples is not None:
+        try:  # none was sampled yet: the answer tells whether the server can write this format
+            calls.samples(opened.id, format_of(samples))
         except CallFailed as error:
             with contextlib.suppress(CallFailed):
-                calls.delete(session.id)
+                calls.delete(opened.id)
             raise StartupError(
                 f"--samples: the server at {calls.url} cannot give them: {error.said or error}"
             ) from error
-    return session
+    return opened
 
 
 def _cannot_run(program: str, *, is_there: bool) -> int:

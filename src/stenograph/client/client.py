@@ -201,8 +201,8 @@ class Client:
         self, *, group: str | None = None, sessions: Sequence[str] = (), **options: Unpack[SampleOptions]
     ) -> list[Tree]:
         """The samples of a group's sessions, or of these, as one tree of each server that has some: a session with its
-        forks, the rollouts of a task. Raises BadPayload where one of the sessions has an error in place of samples, or
-        is nowhere."""
+        forks, the rollouts of a task. One of a group deleted meanwhile is in none. Raises BadPayload where one has an
+        error in place of samples, or one of `sessions` is nowhere."""
         if group is not None and sessions:
             raise ValueError("trees takes a group or sessions, not both")
         asked: JsonObject = {"group": group} if group is not None else {"sessions": list(sessions)}
@@ -210,7 +210,7 @@ class Client:
         answers = [await self._calls.call("POST", f"{one.url}/samples", body) for one in self._addresses]
         absent = [set[str]() for _ in answers]
         trees = [await asyncio.to_thread(framed_tree, *one) for one in zip(answers, absent, strict=True)]
-        if lost := absent[0].intersection(*absent):
+        if group is None and (lost := absent[0].intersection(*absent)):
             raise BadPayload(f"session {min(lost)} has no samples: no server has it")
         return [tree for tree in trees if tree.paths]
 

@@ -216,6 +216,16 @@ def sized(content: bytes) -> bytes:
     return len(content).to_bytes(SIZE_BYTES, "little") + content
 
 
+def is_whole(frame: bytes | bytearray) -> bool:
+    """Whether a head and a payload, each behind its size, are there."""
+    at = 0
+    for _ in range(2):
+        at += SIZE_BYTES + int.from_bytes(frame[at : at + SIZE_BYTES], "little")
+        if len(frame) < at:
+            return False
+    return True
+
+
 async def _all_of(*pieces: bytes | memoryview) -> Pieces:
     for piece in pieces:
         yield piece

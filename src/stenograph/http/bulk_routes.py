@@ -23,7 +23,7 @@ from stenograph.dialects.sessions import SESSION_STATES, BulkSamplesRequest, dec
 from stenograph.export.arrow import MEDIA_TYPE, ArrowMissing, bulk_arrow
 from stenograph.export.records import DiscardedTurns, WireOutcome, outcome_json
 from stenograph.http.auth import PASSED_ON
-from stenograph.http.bulk_parts import OwnParts, Pieces, SessionParts, sized
+from stenograph.http.bulk_parts import OwnParts, Pieces, SessionParts, is_whole, sized
 from stenograph.http.closed_stream import ClosedStream
 from stenograph.http.create_route import decoded
 from stenograph.http.query import is_forced
@@ -274,13 +274,17 @@ async def _parts(
 
 
 async def _joined(pieces: Pieces, tree: "TreeJoin | None", pool: CpuPool) -> Pieces:
-    """The pieces of a part, of a tree whole, as one that goes on with those before it."""
-    if tree is None:
+    """The pieces of a part, of a tree whole, as one that goes on with those before it. The part ends once they have
+    left: then its tokens are noted as trained."""
+    if tree is not None:
+        frame = bytearray()
         async for piece in pieces:
-            yield piece
-        return
-    frame = [piece async for piece in pieces]
-    yield memoryview(await pool.run(lambda: tree.frame(b"".join(frame)), num_bytes=sum(map(len, frame))))
+            frame += piece
+            if is_whole(frame):
+                break
+        yield memoryview(await pool.run(lambda: tree.frame(bytes(frame)), num_bytes=len(frame)))
+    async for piece in pieces:
+        yield piece
 
 
 async def _ids(wire: BulkSamplesRequest, parts: SessionParts) -> AsyncGenerator[str, None]:

@@ -94,7 +94,7 @@ class RecordedSession:
     ) -> None:
         """`commits` come with their nodes; parents before children. Parts of messages that are `ignored` are alike.
         `refusal` is the reason why the session takes no other turns than its own."""
-        self._ignored, self._search = ignored, _Search(ignored)
+        self._ignored, self._search = ignored, _AlikeSearch(ignored)
         self._matcher = load_matcher(matcher)
         self.refusal = refusal
         self._replies = [Recorded(commit, placed) for commit, placed in commits]
@@ -110,7 +110,7 @@ class RecordedSession:
         """The recorded reply to a request: for a retry that of its first try, else of those to the same bytes, else of
         those to the same conversation, the first one not given yet, else the last. None: it was never asked. Raises
         IdempotencyMismatch."""
-        self._search = _Search(self._ignored)
+        self._search = _AlikeSearch(self._ignored)
         if identity is not None and (identity.is_retry or identity.key is not None):
             for one in reversed(self._replies):
                 if one.given_to is not None and is_repeated(one.given_to, identity):
@@ -188,7 +188,7 @@ def _ignore() -> None:
     return
 
 
-class _Search:
+class _AlikeSearch:
     """Texts held against each other without their ignored parts, for one request. Each is searched once."""
 
     def __init__(self, ignored: Sequence[re.Pattern[str]]) -> None:

@@ -46,9 +46,7 @@ class MeasuredPattern:
         return re.sub(r"\d+", new, text)
 
 
-def recorded(
-    *told: tuple[Message, str], ignored: Sequence[re.Pattern[str]] = ()
-) -> tuple[RecordedSession, list[Node]]:
+def recorded(*told: tuple[Message, str], ignored: Sequence[re.Pattern[str]] = ()) -> tuple[RecordedSession, list[Node]]:
     """A line of turns, each a message and its reply."""
     nodes = list[Node]()
     for number, (message, reply) in enumerate(told):
