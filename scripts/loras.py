@@ -1,12 +1,11 @@
 """Random LoRAs of a Llama, as PEFT writes them, and sessions by each through a real engine, held to torch.
 
-The engine's own environment has torch and transformers: merged_lora.py runs there.
+The engine's own environment has torch and transformers: torch_logprobs.py runs there.
 """
 
 import json
 import math
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,7 @@ import numpy as np
 from safetensors.numpy import save_file  # pyright: ignore[reportUnknownVariableType] - as in hf_folder.py
 
 from scripts.agent_session import PlayedTurn, check_exact, played
-from scripts.real_engine import ask
+from scripts.real_engine import ask, torch_logprobs
 
 RANK, ALPHA = 8, 16
 SIZE = 0.05
@@ -67,15 +66,6 @@ def write_lora(model: Path, folder: Path, *, seed: int) -> Path:
     return folder
 
 
-def merged_logprobs(python: str, model: Path, lora: Path, lines: list[tuple[list[int], int]]) -> list[list[float]]:
-    """ln p of `ids[start:]` of each line, by torch with the LoRA merged."""
-    command = [python, str(Path(__file__).with_name("merged_lora.py")), str(model), str(lora)]
-    done = subprocess.run(command, input=json.dumps(lines), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    told: list[list[float]] = json.loads(done.stdout.splitlines()[-1])
-    return told
-
-
 def check_sessions(url: str, python: str, model: Path, loras: Mapping[str, Path]) -> None:
     """A session of three turns by each LoRA, all at once; each token is held to torch."""
     with ThreadPoolExecutor(len(loras)) as pool:
@@ -91,7 +81,8 @@ def check_turns(turns: Sequence[PlayedTurn], python: str, model: Path, loras: Ma
     lines = [([*turn.prompt_ids, *turn.ids], len(turn.prompt_ids)) for turn in turns]
     recorded = [logprob for turn in turns for logprob in turn.logprobs]
     apart = {
-        other: max(_apart(recorded, merged_logprobs(python, model, folder, lines))) for other, folder in loras.items()
+        other: max(_apart(recorded, torch_logprobs(python, model, lines, lora=folder)))
+        for other, folder in loras.items()
     }
     sys.stdout.write(f"\n{len(recorded)} tokens by {name!r}: at most so many nats from torch with each: {apart}\n")
     assert apart.pop(name) < TOLERANCE_NATS

@@ -33,6 +33,27 @@ def ask(url: str, path: str, body: Any = None) -> Any:
     return json.loads(text) if text[:1] in ("{", "[") else text
 
 
+def torch_logprobs(
+    python: str,
+    model: Path,
+    lines: Sequence[tuple[Sequence[int], int]],
+    *,
+    lora: Path | None = None,
+    dtype: str = "float32",
+) -> list[list[float]]:
+    """ln p of `ids[start:]` of each line, by torch in an engine's environment, with a LoRA merged."""
+    here = Path(__file__).parent
+    command = [python, str(here / "torch_logprobs.py"), str(model), "--dtype", dtype]
+    command += [] if lora is None else ["--lora", str(lora)]
+    environment = os.environ | {"PYTHONPATH": str(here / "shims")}
+    done = subprocess.run(
+        command, input=json.dumps(lines), capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    told: list[list[float]] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
 def apart_by_rule(sample: Mapping[str, Any], model: Forward) -> dict[str, float]:
     """The largest distance in nats between recorded log-probabilities of sampling and recomputed ones, for each rule
     of what a repetition penalty counts."""

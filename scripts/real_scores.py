@@ -1,69 +1,107 @@
-"""Ten thousand tokens scored by a real engine, held to a pass of the NumPy forward over the same weights."""
+"""Ten thousand tokens of stored sessions, scored by a real engine through the server, held to torch.
 
-import asyncio
+The sessions are sampled once by the embedded engine and scored by it; with SCORED_SESSIONS=FOLDER they are kept there,
+so that several engines score the same ones. torch computes each line in float32 and in float64.
+"""
+
+import json
+import os
 import sys
-import time
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from standins.teacher_forcing import line_logprobs
-from stenograph.core.types import RequestId, token_ids
-from stenograph.embedded.forward.numpy_forward import NumpyForward
-from stenograph.embedded.forward.weights import load_weights
-from stenograph.engine.http.adapter import AdapterOptions, EngineAdapter
-from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
-from stenograph.engine.scoring import ScoreRequest, Scores
-from stenograph.model.files import load_model_files
-from stenograph.model.tokenizer import Tokenizer
+import numpy as np
+from numpy.typing import NDArray
 
-LINE_TOKENS, NUM_LINES, START, NUM_TOP = 900, 12, 20, 2
-TOLERANCE_NATS = 1e-3
-"""Of float32 on a CPU, where the same tokens are computed in batches of other shapes."""
-PAGES = Path(__file__).parent.parent / "docs"
+from scripts.engine_table import serving
+from scripts.real_engine import ask, torch_logprobs
 
-
-def check_scores(url: str, model: Path, adapter: Callable[[AdapterOptions], EngineAdapter]) -> None:
-    """Score lines of text at the engine, four at once, and compare each token. Says how far apart they are."""
-    files = load_model_files(model)
-    options = AdapterOptions(model=files.name, vocab_size=files.vocab_size, tokenizer_json=files.tokenizer_json)
-    text = "".join(
-        (PAGES / name).read_text(encoding="utf-8") for name in ("http-api.md", "operations.md", "samples.md")
-    )
-    ids = Tokenizer(files.tokenizer_json).encode(text)
-    lines = [ids[number * LINE_TOKENS :][:LINE_TOKENS] for number in range(NUM_LINES)]
-    began = time.monotonic()
-    told = asyncio.run(_scored(url, adapter(options), lines))
-    took_s = time.monotonic() - began
-    config, weights = load_weights(model)
-    forward = NumpyForward(config, weights, num_kv_tokens=LINE_TOKENS)
-    apart: list[float] = []
-    for line, scores in zip(lines, told, strict=True):
-        expected = line_logprobs(forward, line, START)
-        apart += [abs(one - other) for one, other in zip(scores.logprobs, expected, strict=True)]
-        best = scores.top.logprobs[::NUM_TOP]
-        assert all(top >= one for top, one in zip(best, scores.logprobs, strict=True))
-    sys.stdout.write(
-        f"\n{len(apart)} tokens scored in {took_s:.1f} s: at most {max(apart):.1e} nats apart, on average"
-        f" {sum(apart) / len(apart):.1e}\n"
-    )
-    assert len(apart) > 10_000
-    assert max(apart) < TOLERANCE_NATS
+NUM_SESSIONS, NUM_TURNS, TURN_TOKENS, NUM_TOP = 12, 3, 290, 2
+MIN_TOKENS = 10_000
+TOLERANCE_NATS = 1e-4
+"""Of the engine from torch in float64, the model's own numbers but for their last bits."""
+DTYPES = ("float32", "float64")
+QUESTIONS = ("Tell me about the river {}.", "And who lives there?", "Write a long story about them.")
+Nats = NDArray[np.float64]
 
 
-async def _scored(url: str, adapter: EngineAdapter, lines: "Sequence[array[int]]") -> list[Scores]:
-    engine = HttpEngine(HttpEngineOptions(url=url), adapter)
-    await engine.start()
-    places = asyncio.Semaphore(4)
+def check_stored_scores(python: str, model: Path, folder: Path, name: str, *flags: str) -> None:
+    """Score the sessions by the engine of `flags` and compare each token. Prints how far apart all are."""
+    kept = Path(os.environ.get("SCORED_SESSIONS") or folder / "scored")
+    if not (kept / "torch.json").exists():
+        _make(python, model, kept)
+    with serving(model, "--data-dir", str(kept / "store"), *flags) as url:
+        _score(url, name)
+        samples = _samples(url, ["embedded", name])
+    by = {one: _joined(sample["scores"][one] for sample in samples) for one in ("embedded", name)}
+    by |= {f"torch {one}": _joined(lines) for one, lines in json.loads((kept / "torch.json").read_text()).items()}
+    mask = _joined(sample["loss_mask"] for sample in samples) > 0
+    masked = {one: nats[mask] if len(nats) == len(mask) else nats for one, nats in by.items()}
+    assert {len(nats) for nats in masked.values()} == {int(mask.sum())}
+    assert int(mask.sum()) >= MIN_TOKENS
+    exact, far = masked["torch float64"], dict[str, float]()
+    for first, second in (
+        (name, "torch float32"),
+        (name, "embedded"),
+        *((one, "torch float64") for one in list(masked)[:3]),
+    ):
+        apart = np.abs(masked[first] - (exact if second == "torch float64" else masked[second]))
+        far[f"{first} − {second}"] = float(apart.max())
+        told = f"max {apart.max():.1e}, 99.99 % {np.quantile(apart, 0.9999):.1e}, mean {apart.mean():.1e}"
+        sys.stdout.write(f"\n{len(apart)} tokens, {first} − {second}: {told} nats")
+    assert far[f"{name} − torch float64"] < TOLERANCE_NATS
+    assert far["embedded − torch float64"] < TOLERANCE_NATS
 
-    async def one(number: int) -> Scores:
-        async with places:
-            request = ScoreRequest(
-                request_id=RequestId(f"s{number}"), ids=token_ids(lines[number]), start=START, num_top=NUM_TOP
-            )
-            return await engine.score(request)
 
-    try:
-        return list(await asyncio.gather(*map(one, range(len(lines)))))
-    finally:
-        await engine.aclose()
+def _make(python: str, model: Path, folder: Path) -> None:
+    """Sample the sessions and score them by the embedded engine; compute their sampled tokens by torch."""
+    with serving(model, "--data-dir", str(folder / "store")) as url:
+        with ThreadPoolExecutor(NUM_SESSIONS) as pool:
+            list(pool.map(partial(_play, url), range(NUM_SESSIONS)))
+        _score(url, "embedded")
+        samples = _samples(url, ["embedded"])
+    lines = [(sample["tokens"], len(sample["tokens"]) - sample["response_length"]) for sample in samples]
+    told = dict[str, list[list[float]]]()
+    for dtype in DTYPES:
+        nats = torch_logprobs(python, model, lines, dtype=dtype)
+        told[dtype] = [
+            [one for one, is_sampled in zip(line, sample["loss_mask"], strict=True) if is_sampled]
+            for line, sample in zip(nats, samples, strict=True)
+        ]
+    (folder / "torch.json").write_text(json.dumps(told))
+
+
+def _play(url: str, number: int) -> None:
+    session, messages = ask(url, "/sessions", {"group": "scored"}), list[dict[str, Any]]()
+    for turn in range(NUM_TURNS):
+        messages.append({"role": "user", "content": QUESTIONS[turn].format(number)})
+        body = {"model": "m", "messages": messages, "max_tokens": TURN_TOKENS, "temperature": 1, "ignore_eos": True}
+        (choice,) = ask(session["base_url"], "/chat/completions", body)["choices"]
+        messages.append(choice["message"])
+
+
+def _ids(url: str) -> list[str]:
+    return sorted(session["session_id"] for session in ask(url, "/sessions?group=scored")["sessions"])
+
+
+def _score(url: str, name: str) -> None:
+    """Score each session, four at once. Raises AssertionError where a likeliest token is less likely than the
+    sampled one."""
+    with ThreadPoolExecutor(4) as pool:
+        asked = {"name": name, "top_k": NUM_TOP}
+        answers = pool.map(lambda session: ask(url, f"/sessions/{session}/scores", asked), _ids(url))
+        for turn in (turn for answer in answers for turn in answer["turns"]):
+            best = turn["top_log_probs"][::NUM_TOP]
+            assert all(top >= one - 1e-6 for top, one in zip(best, turn["log_probs"], strict=True))
+
+
+def _samples(url: str, scores: Sequence[str]) -> list[Mapping[str, Any]]:
+    asked = {"format": "json", "scores": scores}
+    return [sample for id_ in _ids(url) for sample in ask(url, f"/sessions/{id_}/samples", asked)["samples"]]
+
+
+def _joined(rows: Any) -> Nats:
+    return np.concatenate([np.array(row, np.float64) for row in rows])

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,11 +30,11 @@ FLAGS = (
 
 
 class RealSGLang(RealEngine):
-    """An SGLang of `model`. `/model_info` waits for no generation."""
+    """An SGLang of `model`, with more `flags`. `/model_info` waits for no generation."""
 
-    def __init__(self, model: Path, *, log: Path, context: int = CONTEXT) -> None:
+    def __init__(self, model: Path, *, log: Path, context: int = CONTEXT, flags: Sequence[str] = ()) -> None:
         command = [os.environ["SGLANG_JOB_PYTHON"], "-m", "sglang.launch_server", "--model-path", str(model)]
-        command += ["--served-model-name", "smollm2", "--context-length", str(context), *FLAGS]
+        command += ["--served-model-name", "smollm2", "--context-length", str(context), *FLAGS, *flags]
         super().__init__(model, command=command, environment=ENVIRONMENT, probe="/model_info", log=log)
 
 

@@ -2,9 +2,11 @@
 
 One function is here, in plain torch. Every other name can be imported, and says so when it is called. So are the
 operators declared that models with images look up at import, for layers that Qwen2.5-VL has none of.
+Memory is not pinned where there is no accelerator: LoRAs ask for it without a look at the device.
 """
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
@@ -17,6 +19,22 @@ for _name in (
     "fused_qkvzba_split_reshape_cat_contiguous_cpu",
 ):
     _OPERATORS.define(f"{_name}(Tensor x) -> Tensor")
+
+
+def _unpinned(make: Callable[..., Any]) -> Callable[..., Any]:
+    """A maker of tensors that leaves `pin_memory` out."""
+
+    @wraps(make)
+    def made(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Any:
+        return make(*args, **kwargs)
+
+    return made
+
+
+if not torch.accelerator.is_available():
+    for _name in ("arange", "empty", "full", "ones", "tensor", "zeros"):
+        setattr(torch, _name, _unpinned(getattr(torch, _name)))
+    torch.Tensor.pin_memory = lambda self, *_: self  # type: ignore[method-assign] - as above
 
 
 def assign_req_to_token_pool_cpu(

@@ -1,8 +1,10 @@
-"""Log-probabilities of given tokens by torch, with a LoRA merged into the weights: `python merged_lora.py MODEL LORA`.
+"""Log-probabilities of given tokens by torch: `python torch_logprobs.py MODEL [--lora LORA] [--dtype float64]`.
 
-Reads a line of JSON, `[[ids, start], …]`, and answers with one: ln p of `ids[start:]` of each. Needs transformers.
+A LoRA is merged into the weights. Reads a line of JSON, `[[ids, start], …]`, and answers with one: ln p of
+`ids[start:]` of each. Needs transformers.
 """
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -13,8 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 
-def _merged(model: Path, lora: Path) -> Any:
-    made = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+def _merge(made: Any, lora: Path) -> None:
     told = json.loads((lora / "adapter_config.json").read_text())
     tensors = load_file(lora / "adapter_model.safetensors")
     scale, prefix = told["lora_alpha"] / told["r"], "base_model.model."
@@ -24,12 +25,19 @@ def _merged(model: Path, lora: Path) -> Any:
             if name.endswith(".lora_A.weight"):
                 stem = name.removesuffix(".lora_A.weight")
                 parameters[f"{stem.removeprefix(prefix)}.weight"] += scale * tensors[f"{stem}.lora_B.weight"] @ a
-    return made.eval()
 
 
 def main() -> None:
     """Answer the line on the standard input."""
-    made, told = _merged(Path(sys.argv[1]), Path(sys.argv[2])), list[list[float]]()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--lora", type=Path)
+    parser.add_argument("--dtype", default="float32")
+    options = parser.parse_args()
+    made = AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, options.dtype)).eval()
+    told = list[list[float]]()
+    if options.lora is not None:
+        _merge(made, options.lora)
     for ids, start in json.loads(sys.stdin.readline()):
         with torch.no_grad():
             rows = torch.log_softmax(made(torch.tensor([ids])).logits[0].double(), -1)
