@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +91,9 @@ def _ids(url: str) -> list[str]:
 def _score(url: str, name: str) -> None:
     """Score each session, four at once. Raises AssertionError where a likeliest token is less likely than the
     sampled one."""
+    asked = {"name": name, "top_k": NUM_TOP}
     with ThreadPoolExecutor(4) as pool:
-        asked = {"name": name, "top_k": NUM_TOP}
-        answers = pool.map(lambda session: ask(url, f"/sessions/{session}/scores", asked), _ids(url))
+        answers = pool.map(partial(ask, url), (f"/sessions/{id_}/scores" for id_ in _ids(url)), repeat(asked))
         for turn in (turn for answer in answers for turn in answer["turns"]):
             best = turn["top_log_probs"][::NUM_TOP]
             assert all(top >= one - 1e-6 for top, one in zip(best, turn["log_probs"], strict=True))

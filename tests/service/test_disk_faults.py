@@ -174,10 +174,12 @@ async def lived(
     return disk, told
 
 
-def chosen(*, sparse: int) -> Iterator[int]:
-    """The numbers of the calls that a fault befalls: all of them, or some."""
-    step = 1 if ALL_FAULTS else sparse
-    return itertools.islice(itertools.count(1, step), 10_000)
+def chosen(within: Path, *, sparse: int) -> Iterator[tuple[int, Path]]:
+    """The numbers of the calls that a fault befalls, all of them or some, each with a folder while it is looked at."""
+    for at in itertools.islice(itertools.count(1, 1 if ALL_FAULTS else sparse), 10_000):
+        (folder := within / f"{at}").mkdir()
+        yield at, folder
+        shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize("fault", HONEST)
@@ -185,15 +187,14 @@ async def test_whichever_call_fails_what_a_store_acknowledged_is_there_after_it_
     tmp_path: Path, fault: Fault
 ) -> None:
     hits: Counter[str] = Counter()
-    for at in chosen(sparse=11):
-        disk, told = await lived(tmp_path / f"{at}", fault, at)
+    for at, folder in chosen(tmp_path, sparse=11):
+        disk, told = await lived(folder / "data", fault, at)
         if not disk.hit:
             break
         hits[disk.hit] += 1
         draws = [None, *(random.Random(f"{at}/{one}") for one in range(2 if ALL_FAULTS else 1))]
         for number, draw in enumerate(draws):
-            name = tmp_path / f"{at}-{number}"
-            told.check(await found_in(disk.write_out(name, draw)))
+            told.check(await found_in(disk.write_out(folder / f"{number}", draw)))
         if fault in (Fault.FULL, Fault.FULL_FROM_NOW_ON):
             assert all(error.is_full for error in told.failed)
             assert session_id(1) not in told.rows or session_id(1) in told.deleted, "is deleted with the room kept"
@@ -205,17 +206,15 @@ async def test_a_dropped_write_is_found_by_check_or_loses_nothing_but_what_came_
     """A disk that says it has written, and has not, once: SQLite takes a hole in its log for the end, so `check` has to
     look before a server starts. No software knows that the last write is missing."""
     ends: Counter[str] = Counter()
-    for at in chosen(sparse=5):
-        folder = tmp_path / f"{at}"
-        disk, told = await lived(folder, Fault.WRITE_DROPPED, at)
+    for at, folder in chosen(tmp_path, sparse=5):
+        disk, told = await lived(folder / "data", Fault.WRITE_DROPPED, at)
         if not disk.hit:
             break
-        killed = Path(f"{folder}-killed")
+        killed = folder / "data-killed"
         if not disk.was_opened:
             ends["noticed at the start"] += 1
             continue
         ends[await end_of(killed, told)] += 1
-        shutil.rmtree(folder)
     sys.stdout.write(f"\na dropped write, then the end of the process: {dict(ends)}\n")
     assert ends["found by check"] > 5
 
@@ -362,8 +361,8 @@ async def test_whichever_call_fails_a_server_says_so_and_has_what_it_acknowledge
     tmp_path: Path, serve: Callable[..., AbstractAsyncContextManager[Live]], fault: Fault
 ) -> None:
     num_hit = num_refused = 0
-    for at in chosen(sparse=29):
-        held, heard = DataFolder(tmp_path / f"{at}", address=""), Heard()
+    for at, folder in chosen(tmp_path, sparse=29):
+        held, heard = DataFolder(folder / "data", address=""), Heard()
         disk = FaultyDisk(held.path, fault, at)
         try:
             store = await SqliteStore.open(held, connect=disk.connect)
@@ -379,7 +378,7 @@ async def test_whichever_call_fails_a_server_says_so_and_has_what_it_acknowledge
         num_hit, num_refused = num_hit + 1, num_refused + heard.num_refused
         if fault is Fault.FULL_FROM_NOW_ON and heard.replies:
             assert not set(list(heard.replies)[:1]) - heard.deleted, "a full disk keeps room for a delete"
-        held = DataFolder(disk.write_out(tmp_path / f"{at}-again", random.Random(at)), address="")
+        held = DataFolder(disk.write_out(folder / "again", random.Random(at)), address="")
         store = await SqliteStore.open(held)
         async with aclosing(store), serve(store=store) as live:
             for session, replies in heard.replies.items():
