@@ -350,6 +350,61 @@ async def test_the_versions_of_a_lora_go_on_after_a_restart(renderer: Renderer, 
 
 
 @pytest.mark.parametrize("kind", ["sglang-generate", "vllm"])
+async def test_a_lora_has_its_load_s_version_when_engines_list_that_folder_again(
+    renderer: Renderer, tmp_path: Path, kind: str
+) -> None:
+    """The first turn after a restart does not decide for the later ones. A turn that runs meanwhile is mixed."""
+    (tmp_path / "one").mkdir()
+    settings: dict[str, Any] = {"weights_dir": tmp_path, "data_dir": tmp_path, "weight_version": "7"}
+    async with rigged(kind, renderer, {}, **settings) as rig:
+        body = {"lora_name": "a", "lora_path": "one"}
+        assert (await rig.call("POST", "/load_lora_adapter", body)).status == 200
+    async with rigged(kind, renderer, {"a": "/loras/other"}, **settings) as rig:
+        member = rig.fleet.members[rig.servers[0].url]
+        session, running = await rig.open(policy="a"), await rig.open(policy="a")
+        assert versions(await by(rig, session, user("one"))) == ["7"]
+        rig.servers[0].plan(
+            ReplyScript(ids=(*renderer.tokenizer.encode("ok"), END), text="ok", matched=END, paused=True)
+        )
+        turn = asyncio.create_task(rig.chat(running, user("one")))
+        await rig.servers[0].held(1)
+        for folder, version, cached in ((str(tmp_path / "one"), "1", "7+1"), ("/loras/third", "7", "7")):
+            rig.servers[0].loras["a"] = folder
+            await member.find_policies()
+            record = await by(rig, await rig.open(policy="a"), user("one"))
+            assert (versions(record), record["cached_from"]) == ([version], cached)
+        rig.servers[0].release()
+        assert (await turn).status == 200
+        record = (await rig.call("GET", f"/sessions/{running}")).json()["records"][0]
+        assert (record["mixed_version"], record["weight_versions"]) == (True, None)
+
+
+@pytest.mark.parametrize("kind", ["sglang-generate", "vllm"])
+async def test_a_lora_loaded_by_another_way_after_an_unload_has_the_model_s_version(
+    renderer: Renderer, tmp_path: Path, kind: str
+) -> None:
+    """Also from the same folder, and after a restart. The versions of loads here go on."""
+    (tmp_path / "one").mkdir()
+    settings: dict[str, Any] = {"weights_dir": tmp_path, "data_dir": tmp_path, "weight_version": "7"}
+    body, folder = {"lora_name": "a", "lora_path": "one"}, str(tmp_path / "one")
+    async with rigged(kind, renderer, {}, **settings) as rig:
+        assert (await rig.call("POST", "/load_lora_adapter", body)).status == 200
+        assert versions(await by(rig, await rig.open(policy="a"), user("one"))) == ["1"]
+        assert (await rig.call("POST", "/unload_lora_adapter", {"lora_name": "a"})).status == 200
+        assert rig.manager.weights.of("a").age_of("1") == 1, "one change, not 7 - 1"
+        for listed in (folder, "/loras/other"):
+            rig.servers[0].loras["a"] = listed
+            await rig.fleet.members[rig.servers[0].url].find_policies()
+            record = await by(rig, await rig.open(policy="a"), user("one"))
+            assert (versions(record), record["cached_from"]) == (["7"], "7+1-unloaded")
+    async with rigged(kind, renderer, {"a": folder}, **settings) as rig:
+        assert versions(await by(rig, await rig.open(policy="a"), user("one"))) == ["7"]
+        told = (await rig.call("POST", "/load_lora_adapter", body)).json()
+        assert (told["success"], told["weight_version"]) == (True, "2")
+        assert versions(await by(rig, await rig.open(policy="a"), user("one"))) == ["2"]
+
+
+@pytest.mark.parametrize("kind", ["sglang-generate", "vllm"])
 async def test_a_turn_over_a_load_of_its_lora_has_no_version_and_others_have(
     renderer: Renderer, tmp_path: Path, kind: str
 ) -> None:

@@ -114,9 +114,8 @@ def services_of(
 
 def _weights_of(settings: Settings, engine: Engine) -> Weights:
     """The weights; loads of LoRAs are kept in the folder of sessions."""
-    weights, folder = Weights(settings.weight_version), settings.data_dir
-    if folder is not None:
-        weights.kept_loras = lambda: entry("stenograph.session.policies:LoraFile")(folder, engine)
+    weights = Weights(settings.weight_version)
+    weights.kept_loras = lambda: entry("stenograph.session.policies:LoraFile")(settings.data_dir, engine)
     return weights
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from stenograph.core.chat import Asked
 from stenograph.core.errors import EngineUnavailable, InvalidRequest
 from stenograph.core.kinds import TRAINED_KINDS
+from stenograph.core.loaded import entry
 from stenograph.core.messages import Message, Role
 from stenograph.core.outcome import Annotation
 from stenograph.core.types import RequestId
@@ -106,7 +107,8 @@ class ScoreDesk:
     def _weights(self, engine: Engine, policy: str | None) -> Weights:
         """The weights of a score: a LoRA's where the engine lists one of this name; it may be the name of a model."""
         is_lora = policy is not None and policy in (engine.capabilities.policies or ())
-        return self._services.weights.of(policy) if is_lora else self._services.weights
+        model = self._services.weights
+        return entry("stenograph.session.policies:compared")(model, policy) if is_lora else model
 
     def _engine(self, name: str | None, policy: str | None) -> Engine:
         """The engine of this name, or the ready one with least to do, of those that list the LoRA if any does. Raises

@@ -94,8 +94,12 @@ class Freezable(Protocol):
 class KeptLoras(Protocol):
     """The last load of each LoRA, over a restart: version names go on where turns of stored sessions have them."""
 
-    def last(self, lora: str) -> tuple[str, bool] | None:
-        """The version of its last load, and whether engines list the LoRA in that folder alone; None: never loaded."""
+    def last(self, lora: str) -> tuple[str, str] | None:
+        """Version and folder of its last load, no folder after an unload; None: never loaded."""
+        ...
+
+    def folders(self, lora: str) -> set[str]:
+        """The folders in which engines list it now."""
         ...
 
     def keep(self, lora: str, version: str, folder: str) -> None:

@@ -134,7 +134,9 @@ class WeightSync:
             elif is_taken:
                 self._loras[command.name] = command
             self._no_change.set()
-            if isinstance(command, LoadLora) and is_taken:
+            if isinstance(command, UnloadLora):
+                weights.unload(is_gone=command.name not in self.loras())
+            elif is_taken:
                 weights.load(command.version, command.path)
             else:
                 weights.load(None)

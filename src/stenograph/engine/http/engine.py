@@ -20,7 +20,7 @@ from yarl import URL
 from stenograph.core.errors import EngineUnavailable, StartupError, StenographError, UpstreamError, UpstreamUnreachable
 from stenograph.core.loaded import entry
 from stenograph.core.types import Chunk, Finish, FinishReason, RequestId
-from stenograph.core.weights import UNNAMED, ControlAnswer, LoadLora, NameWeights, UpdateWeights, WeightCommand
+from stenograph.core.weights import UNNAMED, ControlAnswer, LoraCommand, NameWeights, UpdateWeights, WeightCommand
 from stenograph.engine.base import AFFINITY_HEADER, Capabilities, Engine, EngineHealth, EngineState, GenerateRequest
 from stenograph.engine.http.adapter import (
     Ask,
@@ -256,8 +256,8 @@ class HttpEngine(Engine):
             told = ControlReply(problem=error.message)
         except TimeoutError:
             told = ControlReply(problem=f"it did not answer within {self._options.control_timeout_s:g} s")
-        if isinstance(command, LoadLora):
-            self._loras[command.name] = "" if told.problem else command.path
+        if isinstance(command, LoraCommand):
+            entry("stenograph.engine.http.loras:remember")(self._loras, command, told.problem)
         if not told.problem and isinstance(command, UpdateWeights | NameWeights):
             self._has_to_have(command.version)
             self._become(EngineState.READY, self._adapter.capabilities.note)

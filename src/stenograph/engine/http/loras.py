@@ -8,6 +8,7 @@ from msgspec import structs
 
 from stenograph.core.errors import EngineUnavailable, UpstreamRefused
 from stenograph.core.types import Chunk
+from stenograph.core.weights import LoadLora, LoraCommand
 from stenograph.engine.http.adapter import EngineAdapter
 
 RETRY_S = 2.0
@@ -21,6 +22,14 @@ def check_loaded(adapter: EngineAdapter, policy: str, loaded: Mapping[str, str])
     listed, expected = (adapter.capabilities.policies or {}).get(policy), loaded.get(policy)
     if expected is not None and listed != expected and (listed is not None or not expected):
         raise _lost(policy)
+
+
+def remember(loaded: dict[str, str], command: LoraCommand, problem: str) -> None:
+    """Note a command carried out. After an unload any LoRA of that name is taken, as before the first load."""
+    if isinstance(command, LoadLora):
+        loaded[command.name] = "" if problem else command.path
+    elif not problem:
+        loaded.pop(command.name, None)
 
 
 async def sampled_by_lora(
