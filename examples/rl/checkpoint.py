@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -66,3 +67,18 @@ def save_checkpoint(options: argparse.Namespace, state: Mapping[str, Any]) -> No
 def forget_checkpoint(out: Path) -> None:
     """After the end: what is there is the summary."""
     (out / "checkpoint.pt").unlink(missing_ok=True)
+
+
+def commit() -> str:
+    """The commit of this tree, with `-dirty` where a tracked file differs from it; `unknown` outside a repository."""
+    command = ("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def note_commit(out: Path) -> None:
+    """A run that goes on has the commits of each part."""
+    file = out / "run.json"
+    begun = json.loads(file.read_text())
+    commits = dict.fromkeys([*begun.get("commits", ["unknown"]), commit()])
+    file.write_text(json.dumps({**begun, "commits": list(commits)}, indent=1))

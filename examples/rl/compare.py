@@ -47,6 +47,13 @@ PLAIN: Mapping[str, object] = {
 }  # fmt: skip
 """Options of the update and the sampling, as they are where nobody names them."""
 
+USUAL: Mapping[str, object] = {
+    "model": "smollm2-135m", "prompts": 6, "group_size": 6, "lr": 2e-5, "cold_lr": 1e-5,
+}  # fmt: skip
+"""Other options that tell runs apart, the same way."""
+COLD_STEPS = {"price": 7, "errand": 14}
+"""Of each task, where nobody names them."""
+
 NOT_YET = "not yet"
 UNKNOWN = "not recorded"
 RECOMPUTED = ("retokenize", "re-render")
@@ -65,6 +72,7 @@ class ShownRun:
     seed: int | None
     setting: str
     steps: Sequence[Mapping[str, Any]]
+    commits: Sequence[str]
     before: Mapping[str, float] | None
     after: Mapping[str, float] | None
 
@@ -100,14 +108,16 @@ def read_run(folder: Path) -> ShownRun:
         seed=known.get("seed"),
         setting=setting(known),
         steps=steps,
+        commits=known.get("commits", [UNKNOWN]),
         before=known.get("before"),
         after=over.get("after"),
     )
 
 
 def setting(known: Mapping[str, object]) -> str:
-    """The options of the update and the sampling that are not as they are where nobody names them, in words."""
-    named = {name: known[name] for name, plain in PLAIN.items() if known.get(name, plain) != plain}
+    """The options that make runs unlike and are not as they are where nobody names them, in words."""
+    usual = {**USUAL, "cold_steps": COLD_STEPS.get(str(known.get("task", "price"))), **PLAIN}
+    named = {name: known[name] for name, plain in usual.items() if known.get(name, plain) != plain}
     words = (
         name.replace("_", " ") if value is True else f"{name.replace('_', ' ')} {value}"
         for name, value in named.items()
@@ -140,15 +150,32 @@ def means(runs: Sequence[ShownRun]) -> str:
     interval of a run's mean by Student's t: over runs, whose number it names, not over episodes."""
     lines = []
     for task in dict.fromkeys(run.task for run in runs):
-        for kind, members in by_kind([run for run in runs if run.task == task]).items():
+        for kind, members in by_kind([run for run in runs if run.task == task and run.after is not None]).items():
             found = [run.after["success"] for run in members if run.after is not None]
-            counts = {len(run.steps) for run in members if run.after is not None}
             if len(found) > 1:
                 half = T_95[min(len(found) - 1, len(T_95)) - 1] * stdev(found) / len(found) ** 0.5
-                steps = " or ".join(map(str, sorted(counts)))
-                lines.append(f"| {task}: {kind} | {len(found)} | {steps} | {fmean(found):.2f} ± {half:.2f} |\n")
+                mean = unlike(members) or f"{fmean(found):.2f} ± {half:.2f}"
+                steps = " or ".join(map(str, sorted({len(run.steps) for run in members})))
+                lines.append(f"| {task}: {kind} | {len(found)} | {steps} | {mean} |\n")
     head = "| runs of one kind | runs | steps | held out after, mean and 95 % over runs |\n| --- | --- | --- | --- |\n"
     return head + "".join(lines) if lines else ""
+
+
+def unlike(runs: Sequence[ShownRun]) -> str | None:
+    """Why runs of one kind have no mean, in words: the steps or the commits differ, or a tree was not as committed."""
+    commits = sorted({commit for run in runs for commit in run.commits})
+    if len({len(run.steps) for run in runs}) > 1:
+        return "no mean: the steps differ"
+    if len(commits) > 1:
+        return f"no mean: the commits differ ({', '.join(map(_short, commits))})"
+    if commits[0].endswith("-dirty"):
+        return f"no mean: uncommitted changes ({_short(commits[0])})"
+    return None
+
+
+def _short(commit: str) -> str:
+    revision, dash, dirty = commit.partition("-")
+    return f"{revision[:12]}{dash}{dirty}"
 
 
 def write_table(file: Path, shown: str) -> None:

@@ -124,3 +124,32 @@ def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
     done = compared(tmp_path)
     assert done.returncode == 1
     assert f"{tmp_path} has no run" in done.stderr
+
+
+def test_runs_unlike_in_steps_or_commit_or_of_changed_trees_have_no_mean(tmp_path: Path) -> None:
+    """And other models or rates are another kind."""
+    a, b = "a" * 40, "b" * 40
+    runs = [
+        ("old recomputed", 1, {"old": "recomputed"}, [a]), ("old recomputed", 2, {"old": "recomputed"}, [a]),
+        ("stale 1", 1, {"stale": 1}, [a]), ("stale 1", 1, {"stale": 1}, [a, b]),
+        ("updates 2", 1, {"updates": 2}, [f"{a}-dirty"]), ("updates 2", 1, {"updates": 2}, [f"{a}-dirty"]),
+        ("model m, lr 0.001", 1, {"model": "m", "lr": 1e-3}, [a]), ("", 1, {}, [a]),
+        ("cold steps 0", 1, {"cold_steps": 0}, [a]), ("stale 2", 1, {"stale": 2}, [a]),
+        ("stale 2", 1, {"stale": 2, "cold_steps": 7}, [a]),
+    ]  # fmt: skip
+    folders = [tmp_path / f"run-{number}" for number in range(len(runs))]
+    for seed, (folder, (_, num_steps, options, commits)) in enumerate(zip(folders, runs, strict=True)):
+        folder.mkdir()
+        (folder / "steps.jsonl").write_text("".join(step(number) + "\n" for number in range(num_steps)))
+        (folder / "run.json").write_text(json.dumps({**options, "seed": seed, "commits": commits}))
+        (folder / "summary.json").write_text(json.dumps({"after": held(0.5)}))
+    said = compared(*folders).stdout
+    means = said.partition("| runs of one kind")[2].splitlines()[2:]
+    assert means == [
+        "| price: token-exact, old recomputed | 2 | 1 or 2 | no mean: the steps differ |",
+        f"| price: token-exact, stale 1 | 2 | 1 | no mean: the commits differ ({a[:12]}, {b[:12]}) |",
+        f"| price: token-exact, updates 2 | 2 | 1 | no mean: uncommitted changes ({a[:12]}-dirty) |",
+        "| price: token-exact, stale 2 | 2 | 1 | 0.50 ± 0.00 |",
+    ]
+    for seed, (kind, *_) in enumerate(runs):
+        assert f"| {', '.join(filter(None, ('token-exact', kind)))}, seed {seed} |" in said
