@@ -43,6 +43,8 @@ class Fleet:
         self.tokens_of = dict[str, int]()
         self.num_updates = 0
         self._updated_at = self.clock.monotonic()
+        self._time = asyncio.Lock()
+        """None passes within a step of the trainer: the others' tokens would end its lease."""
 
     def model(self, request: GenerateRequest) -> Script:
         """A turn's tokens, and its fault."""
@@ -63,8 +65,9 @@ class Fleet:
             messages.append(body["choices"][0]["message"])
             num = body["usage"]["completion_tokens"]
             self.tokens_of[group] = self.tokens_of.get(group, 0) + num
-            self.clock.advance((num / TOKENS_PER_S + TOOL_S) / (NUM_GROUPS * GROUP_SIZE))
-            await self.train()
+            async with self._time:
+                self.clock.advance((num / TOKENS_PER_S + TOOL_S) / (NUM_GROUPS * GROUP_SIZE))
+                await self.train()
         assert (await self.live.call("PUT", f"/sessions/{session}/outcome", {"reward": 1.0})).status == 200
 
     async def train(self, *, at_once: bool = False) -> None:
