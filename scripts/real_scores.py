@@ -79,7 +79,8 @@ def _play(url: str, number: int) -> None:
     session, messages = ask(url, "/sessions", {"group": "scored"}), list[dict[str, Any]]()
     for turn in range(NUM_TURNS):
         messages.append({"role": "user", "content": QUESTIONS[turn].format(number)})
-        body = {"model": "m", "messages": messages, "max_tokens": TURN_TOKENS, "temperature": 1, "ignore_eos": True}
+        body = {"model": "m", "messages": messages, "max_tokens": TURN_TOKENS, "ignore_eos": True}
+        body |= {"temperature": 1, "seed": NUM_TURNS * number + turn}
         (choice,) = ask(session["base_url"], "/chat/completions", body)["choices"]
         messages.append(choice["message"])
 

@@ -2,7 +2,7 @@
 
     scripts/rl held [--tokens 1000000] [--model smollm2-135m] [--out FOLDER]
 
-The tokens are lines of a thousand of this repository's own text. Each line's result is appended to FOLDER/lines.jsonl;
+The tokens are lines of a thousand of this repository's own text. Each line's result is appended to FOLDER/exact.jsonl;
 started again, it goes on after them. Exits with 1 if one is further than 1e-4 nats off.
 """
 
@@ -89,7 +89,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     cache = Path(os.environ.get("STENOGRAPH_CACHE") or default_cache_dir(os.environ))
     source = resolve_model(options.model, cache_dir=cache, progress=StreamProgress(sys.stderr))
-    folder, file = options.out / "model", options.out / "lines.jsonl"
+    folder, file = options.out / "model", options.out / "exact.jsonl"
     model = written_folder(source, folder)
     exact_angles(model)  # else torch is up to 1e-4 nats off in lines of a thousand, by angles in float32
     done = len(file.read_text().splitlines()) if file.exists() else 0

@@ -179,6 +179,34 @@ async def test_a_late_receipt_trains_the_turns_that_were_claimed(
         assert (await receipt(live, mine["claim"], two))["tokens"] == num_two
 
 
+async def test_an_extension_after_the_leases_end_adds_no_turn_to_the_claim(serve: Serve) -> None:
+    clock = ManualClock()
+    async with serve(clock=clock) as live:
+        one, num_one = await ended(live, "one")
+        mine = await claim(live, lease_s=60)
+        clock.advance(61)
+        live.says("taken after the end of the lease")
+        assert (await live.chat(one, user("a"), {"role": "assistant", "content": "one"}, user("go on"))).status == 200
+        assert (await claim(live, claim=mine["claim"], sessions=[one], lease_s=60))["sessions"] == [one]
+        assert (await receipt(live, mine["claim"], one))["tokens"] == num_one
+
+
+async def test_a_reward_of_a_turn_sent_again_does_not_keep_a_receipt_from_the_others(serve: Serve) -> None:
+    clock = ManualClock()
+    async with serve(clock=clock) as live:
+        one, _ = await ended(live, "one")
+        two, num_two = await ended(live, "two")
+        credit = {"reward": 1.0, "turns": [{"turn": 0, "reward": 0.5}]}
+        assert (await live.call("PUT", f"/sessions/{one}/outcome", credit)).status == 200
+        mine = await claim(live, lease_s=60)
+        clock.advance(61)
+        live.says("taken again")
+        assert (await live.chat(one, user("a"))).status == 200
+        late = await receipt(live, mine["claim"], one, two)
+        assert (late["lost"], late["tokens"]) == ([], num_two)
+        assert (await claim(live))["sessions"] == []
+
+
 async def test_a_receipt_that_the_store_refuses_leaves_the_time_to_live_alone(
     tmp_path: Path, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -355,7 +355,8 @@ async def test_random_forks_continue_as_their_samples_say(
     told = forks.told
     sys.stdout.write(f"\n{world}: {told}\n")
     assert told.num_forks >= num
-    assert min(told.num_tokens, told.num_supports, told.num_cached) > num
+    assert min(told.num_tokens, told.num_cached) > num
+    assert told.num_supports
 
 
 async def test_random_forks_with_images_have_their_effective_ids_and_their_bytes(

@@ -5,6 +5,7 @@ dead trainer gives its sessions back by time.
 """
 
 import asyncio
+import sys
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
@@ -196,16 +197,16 @@ class ClaimRoutes:
         session = await self._found(session_id)
         if session is None or not self._may_have(session):
             return False
-        end = session.nodes[-1].id + 1
+        claim = msgspec.structs.replace(claim, end=session.nodes[-1].id + 1)
         if (own := _own_claim(session, claim.id)) is not None:
-            await self._enter(session, _extended(own, claim, end))
+            await self._enter(session, _extended(own, claim))
             return True
         if self.sessions.manager.sessions.clock.monotonic() < session.held_until:
             return False
         if self.max_staleness is not None and is_stale(session, self.sessions.manager, self.max_staleness):
             await self._abandoned(session_id, abandoned_for(STALE))
             return False
-        await self._enter(session, msgspec.structs.replace(claim, end=end))
+        await self._enter(session, claim)
         return True
 
     def _may_have(self, session: Session) -> bool:
@@ -234,7 +235,7 @@ class ClaimRoutes:
         if claim is None:
             return None
         wishes = self.sessions.wishes(SamplesRequest(max_seq_len=claim.max_seq_len))
-        made, _, _ = await self.sessions.made_samples(session, replace(wishes, end=claim.end))
+        made, _, _ = await self.sessions.made_samples(session, replace(wishes, end=claim.end or sys.maxsize))
         session = await self._found(session_id)  # it may have left memory meanwhile, and be another by now
         if session is None or _own_claim(session, claim_id) is None:
             return None
@@ -283,7 +284,9 @@ class ClaimRoutes:
             await keep_entry(sessions, session, entry)
         except StorageUnavailable:
             account.claim, account.receipt, account.abandoned = before
-            session.held_until, session.last_chat = was_held_until, last_chat
+            session.held_until = was_held_until
+            if session.last_chat == now:  # no chat came meanwhile
+                session.last_chat = last_chat
             raise
 
 
@@ -310,12 +313,12 @@ def _own_claim(session: Session, claim_id: str) -> Claim | None:
     return account.claim if account.claim.id == claim_id else None
 
 
-def _extended(own: Claim, claim: Claim, end: int) -> Claim:
-    """A claim as it goes on: of the same step, with its samples' limit where none is given, and on all turns by now.
-    Raises InvalidRequest."""
+def _extended(own: Claim, claim: Claim) -> Claim:
+    """A claim as it goes on: of the same step and turns, with its samples' limit where none is given. Raises
+    InvalidRequest."""
     if own.step != claim.step:
         raise InvalidRequest(f"Claim {claim.id} is of step {own.step}, got step {claim.step}.", param="/step")
-    return Claim(own.id, own.step, claim.until, claim.max_seq_len or own.max_seq_len, end)
+    return Claim(own.id, own.step, claim.until, claim.max_seq_len or own.max_seq_len, own.end or claim.end)
 
 
 class _Answer(msgspec.Struct):

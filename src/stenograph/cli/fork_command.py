@@ -47,7 +47,9 @@ def fork(arguments: dict[str, Any]) -> int:
     code = 0
     with ended_by_signals(), server.reached() as reached:
         for number, own in enumerate(runs, start=1):
-            opened = checked(reached.calls, _forked(reached.calls, session_id, {**place, "replay": True}), own.samples)
+            opened = _forked(reached.calls, session_id, {**place, "replay": True})
+            if number == 1:
+                opened = checked(reached.calls, opened, own.samples)
             if num > 1:
                 say(f"fork {number} of {num}")
             ended = on_session(reached, opened, own)

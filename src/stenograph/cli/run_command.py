@@ -151,7 +151,7 @@ def _opened(calls: ServerCalls, options: RunOptions) -> OpenSession:
 def checked(calls: ServerCalls, opened: OpenSession, samples: Path | None) -> OpenSession:
     """A new session, if the server can give its samples in the format of this file. Raises StartupError."""
     if samples is not None:
-        try:  # none was sampled yet: the answer tells whether the server can write this format
+        try:  # there are few yet, or none: the answer tells whether the server can write this format
             calls.samples(opened.id, format_of(samples))
         except CallFailed as error:
             with contextlib.suppress(CallFailed):

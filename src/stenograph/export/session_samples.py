@@ -74,7 +74,7 @@ def session_samples(
     )
     if facts.options.fork is not None:
         made = entry("stenograph.export.forks:of_fork")(made, facts)
-    if facts.outcome is not None and (facts.outcome.turns or facts.outcome.tokens):
+    if wishes.end is None and facts.outcome is not None and (facts.outcome.turns or facts.outcome.tokens):
         made = entry("stenograph.export.credit:with_credit")(made, facts.outcome, facts)
     if wishes.scores:
         made = entry("stenograph.export.scores:with_scores")(made, facts.annotations, wishes.scores)

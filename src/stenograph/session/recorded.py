@@ -41,8 +41,8 @@ VOLATILE = (
 """Parts of messages made anew each time by an agent: any two are alike. Each begins with a text, by which a megabyte is
 searched in a millisecond."""
 
-SEARCHED_CHARS = 8_000_000
-"""Of a request and its record, searched for ignored parts: at most 60 ms of the event loop."""
+SEARCHED_CHARS = 4_000_000
+"""Of a request and its record, searched for ignored parts: at most 65 ms of the event loop by `VOLATILE`."""
 
 
 class Recorded(Struct, eq=False):
@@ -128,6 +128,8 @@ class RecordedSession:
                 and alike[one.node.id] >= num == one.num_asked
                 and one.node.turn.context.is_same(context)
             ]
+        if same:
+            self._search = _AlikeSearch(self._ignored)  # what it keeps is for `difference`
         return next((one for one in same if not one.num_given), same[-1] if same else None)
 
     def live_to(self, reply: Recorded, strands: Strands, identity: RequestIdentity | None = None) -> StoredReply:

@@ -34,7 +34,7 @@ def _unpinned(make: Callable[..., Any]) -> Callable[..., Any]:
 if not torch.accelerator.is_available():
     for _name in ("arange", "empty", "full", "ones", "tensor", "zeros"):
         setattr(torch, _name, _unpinned(getattr(torch, _name)))
-    torch.Tensor.pin_memory = lambda self, *_: self  # type: ignore[method-assign] - as above
+    torch.Tensor.pin_memory = lambda self, *_, **__: self
 
 
 def assign_req_to_token_pool_cpu(
